@@ -1,0 +1,59 @@
+# Everything a contributor runs, from a fresh clone: each target makes what it needs first.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check
+USER_STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+CODE := proxy tests
+# The real-SGLang suite is left out of `make test` (pyproject.toml); here it is the only one, and slow.
+SGLANG_PYTEST := -o addopts="-ra --strict-markers --strict-config --import-mode=importlib" --timeout=900
+BENCH ?= all
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-sglang bench lint format clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(USER_STAMP) ## Replay the 186,624-token story, directly and through the proxy (no GPU, two minutes)
+	$(RUN) -m proxy demo
+
+test: $(DEV_STAMP) ## Run the tests: unit, property, scenario, end to end on real sockets
+	$(RUN) -m pytest
+
+test-sglang: $(DEV_STAMP) ## Run the end-to-end suite against a real SGLang on the CPU (3 GB, installed once)
+	$(RUN) -m tests.sglang.install
+	$(RUN) -m pytest tests/sglang $(SGLANG_PYTEST)
+
+bench: $(DEV_STAMP) ## Full-size loads on a real SGLang, direct against proxied (BENCH=story for one of them)
+	$(RUN) -m tests.sglang.install
+	$(RUN) -m tests.load.compare $(BENCH)
+
+lint: $(DEV_STAMP) ## Check style and types
+	$(RUN) -m ruff check $(CODE)
+	$(RUN) -m ruff format --check $(CODE)
+	$(RUN) -m mypy
+
+format: $(DEV_STAMP) ## Put the code into its form
+	$(RUN) -m ruff check --fix $(CODE)
+	$(RUN) -m ruff format $(CODE)
+
+clean: ## Remove all that these targets made, the installed SGLang included
+	rm -rf $(VENV) .cache out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUN):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(USER_STAMP): pyproject.toml | $(RUN)
+	@echo "Installing the proxy into $(VENV) ..."
+	$(PIP) install --quiet --editable '.[demo]'
+	@touch $@
+
+$(DEV_STAMP): pyproject.toml | $(RUN)
+	@echo "Installing the proxy and its development tools into $(VENV) ..."
+	$(PIP) install --quiet --upgrade 'pip>=25.1'  # the first that knows --group
+	$(PIP) install --quiet --editable '.[demo]' --group dev
+	@touch $@ $(USER_STAMP)

@@ -1,0 +1,395 @@
+"""The decision: `step(now, event) -> actions`, pure and synchronous.
+
+The controller owns every job from arrival to release. It never waits, never looks at a clock and
+never talks to anyone: whoever drives it (the live proxy, the simulator, a test) brings the time
+and carries out the actions. Give it a `Tick` at `next_wakeup`, or a few times a second.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable
+from zlib import crc32
+
+from proxy.admission import refusal
+from proxy.admission.job import Job, State
+from proxy.admission.limits import QUEUE_TOKENS_POOLS, Limits
+from proxy.admission.line import Line
+from proxy.admission.pool import Pool
+from proxy.admission.queue import Charges
+from proxy.admission.reservation import Reservation
+from proxy.admission.sensor import Sensor
+from proxy.admission.types import (
+    Action,
+    Arrival,
+    Dispatch,
+    Drain,
+    Event,
+    Finished,
+    FirstToken,
+    Gone,
+    Lane,
+    Load,
+    PoolDown,
+    PoolUp,
+    Progress,
+    Reason,
+    Refuse,
+    Requeue,
+    Tick,
+)
+
+BACKOFF_SECONDS = 0.5  # after the engine said "queue full"; doubles per turn of the same request
+BACKOFF_MOST_SECONDS = 5.0
+TENANTS_KEPT = 4096
+
+
+class Controller:
+    """All pools, all waiting lines, all jobs."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.reservation = Reservation(self.limits.output_reserve_quantile, self.limits.output_reserve_cap)
+        self.charges = Charges()
+        self.jobs: dict[str, Job] = {}
+        self.lines: dict[str, Line] = {}
+        self.draining = False
+        self._sensors: dict[str, Sensor] = {}
+        self._homeless: dict[str, Job] = {}  # queued while no backend is up
+        self._deadlines: list[tuple[float, str]] = []
+        self._draining: dict[str, Job] = {}
+        self._refusing: dict[Lane, bool] = {}
+        self._refused: dict[Lane, refusal.Burst] = {lane: refusal.Burst() for lane in Lane}
+        self._handlers: dict[type[Event], Callable[..., Iterable[Line]]] = {
+            Arrival: self._arrive,
+            FirstToken: self._first_token,
+            Progress: self._progress,
+            Finished: self._finish,
+            Gone: self._gone,
+            Requeue: self._requeue,
+            Load: self._load,
+            PoolUp: self._pool_up,
+            PoolDown: self._pool_down,
+            Tick: self._tick,
+            Drain: self._drain,
+        }
+
+    # --- the one way in ------------------------------------------------------------------------
+
+    def step(self, now: float, event: Event) -> list[Action]:
+        """Take one event, give back what has to be done, in order."""
+        actions: list[Action] = []
+        touched = self._handlers[type(event)](now, event, actions)
+        self._expire(now, actions)
+        for line in touched:
+            self._dispatch(now, line, actions)
+        if isinstance(event, Arrival):
+            self._refuse_hopeless(now, event.request.rid, actions)
+        return actions
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When a `Tick` is needed although nothing happens; None when there is nothing to wait for."""
+        times = [at for line in self.lines.values() if (at := line.wakeup(now)) is not None]
+        while self._deadlines and not self._waiting(self._deadlines[0][1]):
+            heapq.heappop(self._deadlines)
+        if self._deadlines:
+            times.append(self._deadlines[0][0])
+        times.extend(job.drain_until for job in self._draining.values())
+        return min(times, default=None)
+
+    # --- events --------------------------------------------------------------------------------
+
+    def _arrive(self, now: float, event: Arrival, actions: list[Action]) -> Iterable[Line]:
+        request = event.request
+        if request.rid in self.jobs:
+            raise ValueError(f"request id {request.rid} is in use")
+        job = Job(request, now, now + request.wait_limit_seconds, Lane.SHORT)
+        if self.draining or not any(line.pool.up for line in self.lines.values()):
+            reason = Reason.DRAINING if self.draining else Reason.NO_BACKEND
+            actions.append(self._refusal(now, job, None, reason))
+            return ()
+        line = self.route(job, now)
+        if line is None:
+            actions.append(self._never_fits(now, job))
+            return ()
+        job.lane = line.lane_of(job)
+        full = self._queue_full(line, job)
+        self._enqueue(job, line)
+        if full and not line.pool.fits(job, line.reserve_of(job)):
+            self._forget(job)
+            actions.append(self._refusal(now, job, line, Reason.QUEUE_FULL))
+            return ()
+        return (line,)
+
+    def _first_token(self, now: float, event: FirstToken, _: list[Action]) -> Iterable[Line]:
+        job = self.jobs.get(event.rid)
+        if job is None or job.state is State.QUEUED:
+            return ()
+        line = self.lines[job.pool]
+        self._sensors[job.pool].prefilled(now, job)
+        line.pool.prefilled(job, now)
+        return (line,)
+
+    def _progress(self, now: float, event: Progress, _: list[Action]) -> Iterable[Line]:
+        touched: dict[str, Line] = {}
+        for rid, generated in event.generated_tokens.items():
+            job = self.jobs.get(rid)
+            if job is None or job.state is State.QUEUED:
+                continue
+            line = self.lines[job.pool]
+            self._sensors[job.pool].decoded(now, job, generated)
+            sequences = job.request.sequences
+            grown = self.reservation.grown_tokens(
+                job.request, generated // sequences, job.reserve_tokens // sequences
+            )
+            line.pool.progressed(job, generated, max(job.reserve_tokens, grown * sequences))
+            touched[job.pool] = line
+        return touched.values()
+
+    def _finish(self, now: float, event: Finished, _: list[Action]) -> Iterable[Line]:
+        job = self.jobs.get(event.rid)
+        if job is None:
+            return ()
+        if job.state is State.QUEUED:
+            self._forget(job)
+            return ()
+        if event.completed and event.completion_tokens is not None and job.state is not State.DRAINING:
+            self.reservation.learn(job.request, event.completion_tokens)
+        return self._release(now, job)
+
+    def _gone(self, now: float, event: Gone, _: list[Action]) -> Iterable[Line]:
+        job = self.jobs.get(event.rid)
+        if job is None:
+            return ()
+        if job.state is State.QUEUED:
+            line = self.lines.get(job.pool)
+            self._forget(job)
+            return (line,) if line else ()
+        if not event.reached_engine:
+            return self._release(now, job)
+        if job.state is not State.DRAINING:
+            job.state = State.DRAINING
+            job.drain_until = now + self.limits.drain_seconds
+            self._draining[job.rid] = job
+        return ()
+
+    def _load(self, now: float, event: Load, _: list[Action]) -> Iterable[Line]:
+        line = self.lines.get(event.pool)
+        if line is None:
+            return ()
+        for job in self._sensors[event.pool].observe(now, event.sample):
+            self._release(now, job)
+        return (line,)
+
+    def _requeue(self, now: float, event: Requeue, actions: list[Action]) -> Iterable[Line]:
+        job = self.jobs.get(event.rid)
+        if job is None or job.state is not State.PREFILL:
+            return ()
+        line = self.lines[job.pool]
+        line.pool.release(job)
+        job.state = State.QUEUED
+        if not line.pool.up:
+            self._place(now, job, actions)
+            return self.lines.values()
+        job.requeues += 1
+        backoff = min(BACKOFF_MOST_SECONDS, BACKOFF_SECONDS * 2 ** (job.requeues - 1))
+        line.pool.hold_until = max(line.pool.hold_until, now + backoff)
+        self._enqueue(job, line, front=True)
+        return (line,)
+
+    def _pool_up(self, now: float, event: PoolUp, actions: list[Action]) -> Iterable[Line]:
+        name, facts = event.pool, event.facts
+        line = self.lines.get(name)
+        if line is None:
+            pool = Pool(name, facts, self.limits)
+            line = self.lines[name] = Line(pool, self.limits, self.reservation, self.charges)
+        else:
+            line.pool.refresh(facts)
+        self._sensors[name] = Sensor(line.pool)
+        waiting = [*line.jobs(), *self._homeless.values()]
+        for job in waiting:  # sizes may have changed: sort them again
+            self._unqueue(job)
+            self._place(now, job, actions)
+        return list(self.lines.values())
+
+    def _pool_down(self, now: float, event: PoolDown, actions: list[Action]) -> Iterable[Line]:
+        line = self.lines.get(event.pool)
+        if line is None:
+            return ()
+        line.pool.up = False
+        for job in list(line.jobs()):
+            self._unqueue(job)
+            self._place(now, job, actions)
+        return self.lines.values()
+
+    def _tick(self, _: float, __: Tick, ___: list[Action]) -> Iterable[Line]:
+        return self.lines.values()
+
+    def _place(self, now: float, job: Job, actions: list[Action]) -> None:
+        """Find a queued job a line again; without any backend it keeps waiting for one."""
+        if not any(line.pool.up for line in self.lines.values()):
+            self._homeless[job.rid] = job
+            job.pool = ""
+            return
+        line = self.route(job, now)
+        if line is None:
+            del self.jobs[job.rid]
+            actions.append(self._never_fits(now, job))
+            return
+        job.lane = line.lane_of(job)
+        self._enqueue(job, line)
+
+    def _drain(self, now: float, _: Drain, actions: list[Action]) -> Iterable[Line]:
+        self.draining = True
+        for job in [job for job in self.jobs.values() if job.state is State.QUEUED]:
+            line = self.lines.get(job.pool)
+            self._forget(job)
+            actions.append(self._refusal(now, job, line, Reason.DRAINING))
+        return ()
+
+    # --- queue and release ---------------------------------------------------------------------
+
+    def _enqueue(self, job: Job, line: Line, *, front: bool = False) -> None:
+        self.jobs[job.rid] = job
+        job.pool = line.pool.name
+        line.push(job, front=front)
+        heapq.heappush(self._deadlines, (job.deadline_at, job.rid))
+
+    def _unqueue(self, job: Job) -> None:
+        if self._homeless.pop(job.rid, None) is None:
+            self.lines[job.pool].remove(job)
+
+    def _forget(self, job: Job) -> None:
+        self._unqueue(job)
+        del self.jobs[job.rid]
+
+    def _release(self, now: float, job: Job) -> Iterable[Line]:
+        line = self.lines[job.pool]
+        held = line.pool.own_tokens(job)
+        line.pool.release(job)
+        del self.jobs[job.rid]
+        self._draining.pop(job.rid, None)
+        token_seconds = held * (now - job.dispatched_at) - job.charged_token_seconds
+        self.charges.charge(job.request.tenant, token_seconds, job.request.weight)
+        self._sensors[job.pool].released(now, held)
+        if len(self.charges) > 2 * TENANTS_KEPT:
+            self.charges.forget_idle({j.request.tenant for j in self.jobs.values()}, TENANTS_KEPT)
+        return (line,)
+
+    def _dispatch(self, now: float, line: Line, actions: list[Action]) -> None:
+        while (due := line.next_due(now)) is not None:
+            job, rule = due
+            reserve = line.reserve_of(job)
+            need = line.pool.need_tokens(job, reserve)
+            head = line.gate.head
+            line.remove(job)
+            line.gate.block(None if head is job else head)
+            line.gate.passed(rule, need)
+            line.pool.admit(job, now, reserve)
+            self._charge_ahead(line.pool, job)
+            waited = now - job.arrived_at
+            actions.append(Dispatch(job.rid, line.pool.name, job.lane, waited, str(rule)))
+
+    def _charge_ahead(self, pool: Pool, job: Job) -> None:
+        seconds = job.predicted_prefill_seconds
+        seconds += job.remaining_tokens() * pool.costs.seconds_per_decode_token
+        job.charged_token_seconds = pool.own_tokens(job) * seconds
+        self.charges.charge(job.request.tenant, job.charged_token_seconds, job.request.weight)
+
+    def _expire(self, now: float, actions: list[Action]) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, rid = heapq.heappop(self._deadlines)
+            job = self.jobs.get(rid)
+            if job is None or job.state is not State.QUEUED or job.deadline_at > now:
+                continue
+            line = self.lines.get(job.pool)
+            reason = Reason.DEADLINE if line else Reason.NO_BACKEND
+            refuse = self._refusal(now, job, line, reason)
+            self._forget(job)
+            actions.append(refuse)
+        for job in [job for job in self._draining.values() if job.drain_until <= now]:
+            self._release(now, job)
+
+    def _waiting(self, rid: str) -> bool:
+        job = self.jobs.get(rid)
+        return job is not None and job.state is State.QUEUED
+
+    # --- routing and refusing ------------------------------------------------------------------
+
+    def route(self, job: Job, now: float) -> Line | None:
+        """The line with the least predicted wait among the pools that can ever take the job."""
+        lines = [line for line in self.lines.values() if line.pool.up]
+        served = [line for line in lines if job.request.model in line.pool.facts.models]
+        able = [line for line in served or lines if refusal.limit_exceeded(line.pool, job.request) is None]
+        if len(able) <= 1:
+            return able[0] if able else None
+        return min(able, key=lambda line: self._route_cost(line, job, now))
+
+    def _route_cost(self, line: Line, job: Job, now: float) -> tuple[float, int, int]:
+        job.lane = line.lane_of(job)
+        wait = 0.0 if self._idle_enough(line, job) else line.predicted_wait(job, now)
+        wait += line.pool.costs.prefill_seconds(line.pool.uncached_tokens(job))
+        return round(wait, 2), line.pool.effective_tokens, line.pool.running_slots
+
+    def _idle_enough(self, line: Line, job: Job) -> bool:
+        return not len(line) and line.pool.fits(job, line.reserve_of(job)) and not line.pool.timeline.busy
+
+    def _queue_full(self, line: Line, job: Job) -> bool:
+        requests = sum(len(other) for other in self.lines.values()) + len(self._homeless)
+        tokens = sum(other.waiting_tokens for other in self.lines.values())
+        pools = sum(other.pool.facts.pool_tokens for other in self.lines.values())
+        most_tokens = self.limits.max_queue_tokens or QUEUE_TOKENS_POOLS * pools
+        return requests >= self.limits.max_queue_requests or tokens + job.request.prompt_tokens > max(
+            most_tokens, job.request.prompt_tokens
+        )
+
+    def _refuse_hopeless(self, now: float, rid: str, actions: list[Action]) -> None:
+        job = self.jobs.get(rid)
+        if job is None or job.state is not State.QUEUED or job.pool not in self.lines:
+            return
+        line = self.lines[job.pool]
+        job.predicted_wait_seconds = line.predicted_wait(job, now)
+        limit = job.request.wait_limit_seconds
+        if not line.pool.costs.known:
+            limit *= refusal.UNKNOWN_RATE_SLACK
+        elif self._refusing.get(job.lane, False):
+            limit *= self.limits.accept_again
+        hopeless = job.predicted_wait_seconds > limit
+        self._refusing[job.lane] = hopeless
+        if hopeless:
+            refuse = self._refusal(now, job, line, Reason.WOULD_MISS_DEADLINE)
+            self._forget(job)
+            actions.append(refuse)
+
+    def _never_fits(self, now: float, job: Job) -> Refuse:
+        lines = [line for line in self.lines.values() if line.pool.up]
+        roomiest = max(lines, key=lambda line: line.pool.max_prompt_tokens)
+        return Refuse(
+            job.rid,
+            Reason.CONTEXT_LENGTH_EXCEEDED,
+            job.lane,
+            predicted_wait_seconds=0.0,
+            retry_after_seconds=None,
+            needed_tokens=job.request.prompt_tokens,
+            free_tokens=roomiest.pool.free_tokens,
+            queue_position=0,
+            limit_tokens=refusal.limit_exceeded(roomiest.pool, job.request),
+        )
+
+    def _refusal(self, now: float, job: Job, line: Line | None, reason: Reason) -> Refuse:
+        if line is None:
+            spread = refusal.spread_seconds(crc32(job.rid.encode()))
+            return Refuse(job.rid, reason, job.lane, 0.0, spread, job.request.prompt_tokens, 0, 0)
+        wait = line.predicted_wait(job, now)
+        service = line.pool.timeline.prefill_seconds(job, line.pool.uncached_tokens(job))
+        turn = self._refused[job.lane].next_turn(now, service)
+        return Refuse(
+            job.rid,
+            reason,
+            job.lane,
+            predicted_wait_seconds=wait,
+            retry_after_seconds=refusal.retry_after_seconds(
+                wait, job.request.wait_limit_seconds, turn, crc32(job.rid.encode())
+            ),
+            needed_tokens=line.pool.need_tokens(job, line.reserve_of(job)),
+            free_tokens=line.pool.free_tokens,
+            queue_position=line.position(job),
+        )

@@ -1,0 +1,77 @@
+"""A request on its way through the controller: where it stands and what it is charged."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from proxy.admission.types import Lane, Request
+
+ENGINE_CLIP_TOKENS = 4096  # CLIP_MAX_NEW_TOKENS: what SGLang's scheduler counts of a future output
+
+
+class State(StrEnum):
+    QUEUED = "queued"
+    PREFILL = "prefill"  # sent, no token yet
+    DECODE = "decode"
+    DRAINING = "draining"  # the client is gone, the engine has not let go yet
+
+
+@dataclass(slots=True)
+class Job:
+    """Mutable state of one request. Token charges are zero unless it holds a place in a pool."""
+
+    request: Request
+    arrived_at: float
+    deadline_at: float
+    lane: Lane
+    state: State = State.QUEUED
+    pool: str = ""
+    predicted_wait_seconds: float = 0.0
+    dispatched_at: float = 0.0
+    first_token_at: float = 0.0
+    drain_until: float = 0.0
+    requeues: int = 0
+    # what it holds in the pool's ledgers
+    tail_tokens: int = 0  # prompt tokens outside the shared segments
+    paying: tuple[bool, ...] = field(default=())
+    reserve_tokens: int = 0  # of all its sequences
+    uncached_tokens: int = 0  # W, until its first token
+    engine_tokens: float = 0.0  # E
+    generated_tokens: int = 0
+    prefill_done: bool = False
+    predicted_prefill_seconds: float = 0.0
+    charged_token_seconds: float = 0.0  # to its tenant, ahead of the truth
+    #: decode progress: (time, generated) at the last look
+    seen_at: float = 0.0
+    seen_tokens: int = 0
+
+    @property
+    def rid(self) -> str:
+        return self.request.rid
+
+    @property
+    def long(self) -> bool:
+        return self.lane is not Lane.SHORT
+
+    @property
+    def resident_tokens(self) -> int:
+        """Upper bound of what it occupies now: its whole prompt and what it has produced."""
+        return self.request.prompt_tokens + self.generated_tokens
+
+    def engine_output_tokens(self, ratio: float) -> float:
+        """What the engine's own formula counts of its future output, all sequences together.
+
+        Whole before the first token (that is how it is admitted), times `ratio` afterwards.
+        """
+        sequences = self.request.sequences
+        most = self.request.max_tokens
+        done = self.generated_tokens // sequences
+        remaining = ENGINE_CLIP_TOKENS if most is None else max(0, most - done)
+        clipped = min(remaining, ENGINE_CLIP_TOKENS) * sequences
+        if self.state is State.PREFILL or self.request.ignore_eos:
+            return clipped
+        return clipped * ratio
+
+    def remaining_tokens(self) -> int:
+        """Output tokens one sequence is still expected to produce."""
+        sequences = self.request.sequences
+        return max(1, (self.reserve_tokens - self.generated_tokens) // sequences)

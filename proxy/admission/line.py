@@ -1,0 +1,178 @@
+"""The waiting line of one pool: its lanes, its gate, and who goes next."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from proxy.admission.backfill import Gate, Rule
+from proxy.admission.forecast import Forecast
+from proxy.admission.job import Job
+from proxy.admission.limits import Limits
+from proxy.admission.pool import Pool
+from proxy.admission.queue import Charges, FairQueue
+from proxy.admission.reservation import Reservation
+from proxy.admission.types import Lane
+
+SCAN_SHORTS = 32  # first fit looks at this many shorts per round
+SCAN_LONGS = 8  # and at this many longs behind a blocked head
+
+
+class Line:
+    """Orders what waits for one pool. `due` yields who may go now, one by one."""
+
+    def __init__(self, pool: Pool, limits: Limits, reservation: Reservation, charges: Charges) -> None:
+        self.pool = pool
+        self.shorts = FairQueue(charges)
+        self.longs = FairQueue(charges)
+        self.gate = Gate(pool)
+        self._limits = limits
+        self._reservation = reservation
+
+    # --- membership ----------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.shorts) + len(self.longs)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self.shorts.tokens + self.longs.tokens
+
+    def queue_of(self, job: Job) -> FairQueue:
+        return self.longs if job.long else self.shorts
+
+    def push(self, job: Job, *, front: bool = False) -> None:
+        self.queue_of(job).push(job, front=front)
+
+    def remove(self, job: Job) -> None:
+        self.queue_of(job).remove(job)
+        if self.gate.head is job:
+            self.gate.block(None)
+
+    def jobs(self) -> Iterator[Job]:
+        yield from self.shorts.in_order()
+        yield from self.longs.in_order()
+
+    # --- classification ------------------------------------------------------------------------
+
+    def lane_of(self, job: Job) -> Lane:
+        """By what the job would cost here: its uncached prompt, then its whole need."""
+        if self.pool.uncached_tokens(job) <= self._limits.short_prefill_tokens:
+            return Lane.SHORT
+        need = self.pool.need_tokens(job, self.reserve_of(job))
+        return Lane.GIANT if self.pool.is_giant(need) else Lane.LONG
+
+    def reserve_of(self, job: Job) -> int:
+        return self._reservation.reserve_tokens(job.request) * job.request.sequences
+
+    # --- dispatch ------------------------------------------------------------------------------
+
+    def next_due(self, now: float) -> tuple[Job, Rule] | None:
+        """The next job to send now, or None. The caller admits it and asks again."""
+        pool = self.pool
+        if not pool.up or now < pool.hold_until or not len(self):
+            return None
+        head = self.longs.head()
+        self.gate.block(head)
+        return self._next_short(now, head) or self._next_long(now, head)
+
+    def _next_short(self, now: float, head: Job | None) -> tuple[Job, Rule] | None:
+        pool = self.pool
+        if not len(self.shorts) or not pool.timeline.open_for_shorts(now):
+            return None
+        for job in islice(self.shorts.in_order(), SCAN_SHORTS):
+            uncached = pool.uncached_tokens(job)
+            if pool.short_backlog_tokens and pool.short_backlog_tokens + uncached > pool.facts.chunk_tokens:
+                return None  # one chunk's worth at a time; the rest stays where it can be ordered
+            reserve = self.reserve_of(job)
+            if not pool.fits(job, reserve):
+                continue
+            rule = self._rule(job, reserve, head, now)
+            if rule is not None:
+                return job, rule
+        return None
+
+    def _next_long(self, now: float, head: Job | None) -> tuple[Job, Rule] | None:
+        if head is None or not self._may_hold_another_long():
+            return None
+        pool = self.pool
+        if not pool.timeline.open_for_long(head, now):
+            return None
+        if pool.fits(head, self.reserve_of(head)):
+            return head, Rule.FIT
+        for job in islice(self.longs.in_order(), SCAN_LONGS):
+            if job is head:
+                continue
+            reserve = self.reserve_of(job)
+            if not pool.timeline.busy and pool.fits(job, reserve):
+                rule = self._rule(job, reserve, head, now)
+                if rule is not None:
+                    return job, rule
+        return None
+
+    def _may_hold_another_long(self) -> bool:
+        most = self._limits.max_long_contexts
+        return most is None or sum(1 for job in self.pool.jobs.values() if job.long) < most
+
+    def _rule(self, job: Job, reserve: int, head: Job | None, now: float) -> Rule | None:
+        if head is None:
+            return Rule.FIT
+        return self.gate.rule_for(job, reserve, self.reserve_of(head), now)
+
+    def obstacles(self, job: Job, now: float) -> list[str]:
+        """What keeps a newcomer from being sent at once, in words an operator can act on."""
+        pool, found = self.pool, []
+        reserve = self.reserve_of(job)
+        if now < pool.hold_until:
+            found.append("the server said its own queue is full")
+        found.extend(pool.misfits(job, reserve))
+        if job.long:
+            if len(self.longs):
+                found.append(f"{len(self.longs)} long requests are queued before it")
+            if pool.timeline.busy and not pool.timeline.open_for_long(job, now):
+                found.append("another long prompt is in prefill")
+            if not self._may_hold_another_long():
+                found.append(f"PROXY_MAX_LONG_CONTEXTS={self._limits.max_long_contexts} are resident")
+            return found
+        if not pool.timeline.open_for_shorts(now):
+            found.append("a long prompt is in prefill")
+        head = self.longs.head()
+        if not found and head is not None:
+            self.gate.block(head)
+            if self._rule(job, reserve, head, now) is None:
+                found.append("the gate is closed for a long request that has waited too long")
+        return found
+
+    # --- prediction ----------------------------------------------------------------------------
+
+    def predicted_wait(self, job: Job, now: float) -> float:
+        """Seconds until `job` would be sent; it may be queued already or not."""
+        forecast = Forecast(self.pool, self._reservation, now)
+        queue = self.queue_of(job)
+        position = queue.position(job)
+        if job.long:
+            ahead = (other for other in islice(self.longs.in_order(), position) if other is not job)
+            return forecast.long_wait(job, ahead, position)
+        tokens_ahead = queue.tokens * position // max(1, len(queue))
+        return forecast.short_wait(job, position, tokens_ahead)
+
+    def position(self, job: Job) -> int:
+        """How many of its lane are before it."""
+        return self.queue_of(job).position(job)
+
+    def wakeup(self, now: float) -> float | None:
+        """When to look again although nothing happened."""
+        times: list[float] = []
+        if not len(self):
+            return None
+        if self.pool.hold_until > now:
+            times.append(self.pool.hold_until)
+        timeline = self.pool.timeline
+        if len(self.shorts) and (at := timeline.wakeup(now)) is not None:
+            times.append(at)
+        head = self.longs.head()
+        if head is not None:
+            if (at := timeline.wakeup_long(head, now)) is not None:
+                times.append(at)
+            ages = head.arrived_at + self._limits.max_bypass_seconds
+            if ages > now:
+                times.append(ages)
+        return min(times, default=None)

@@ -1,0 +1,321 @@
+"""The ledgers of one KV pool: what is committed, what is left, and whether a job fits.
+
+The symbols are those of docs/algorithm.md:
+
+    K  pool tokens                     B  budget, (1 - headroom) K, lowered after retractions
+    C  resident ledger: prompts not already paid for by another request, plus reserves
+    W  prefill ledger: uncached prompt tokens sent and not yet answered by a first token
+    E  what the engine's own admission formula counts of what was sent
+    S  running slots sent
+
+Invariants, checked by the property tests after every event: no ledger is negative; C <= B except
+for recorded growth and the short room beside a giant; all ledgers are exactly 0 with no jobs.
+"""
+
+from proxy.admission.costs import CostModel
+from proxy.admission.job import ENGINE_CLIP_TOKENS, Job, State
+from proxy.admission.limits import Limits
+from proxy.admission.prefix import PrefixLedger
+from proxy.admission.timeline import PrefillTimeline
+from proxy.admission.types import Lane, PoolFacts
+
+ENGINE_RATIO_START = 0.7  # SGLang's `SGLANG_INIT_NEW_TOKEN_RATIO`, x conservativeness
+BUDGET_FLOOR = 0.5  # however often the engine retracts, half of the budget stays usable
+BUDGET_CUT = 0.9
+BUDGET_RISE = 1.01
+BUDGET_RISE_SECONDS = 60.0
+
+
+class Pool:
+    """One KV pool and the jobs that hold a place in it."""
+
+    def __init__(self, name: str, facts: PoolFacts, limits: Limits) -> None:
+        self.name = name
+        self.limits = limits
+        self.costs = CostModel()
+        self.prefix = PrefixLedger()
+        self.timeline = PrefillTimeline(self.costs, limits)
+        self.jobs: dict[str, Job] = {}
+        self.up = True
+        self.version = 0  # changes whenever a ledger does: what was derived from it is stale
+        self.backlog_tokens = 0  # W
+        self.short_backlog_tokens = 0
+        self.running_slots = 0  # S
+        self.foreign_tokens = 0
+        self.growth_over_budget = 0  # how often a stream outgrew what was left
+        self.hold_until = 0.0  # after back-pressure from the engine
+        self._tail_tokens = 0
+        self._reserve_tokens = 0
+        self._short_tokens = 0
+        self._engine_tokens = 0.0
+        self._generated_tokens = 0
+        self._budget_factor = 1.0
+        self._budget_changed_at = 0.0
+        self.engine_ratio = ENGINE_RATIO_START
+        self.facts = facts
+        self.refresh(facts)
+
+    def refresh(self, facts: PoolFacts) -> None:
+        """The backend (re)appeared: its own numbers replace ours, charges stay until jobs end."""
+        self.facts = facts
+        self.up = True
+        self.foreign_tokens = 0
+        self.engine_ratio = min(1.0, ENGINE_RATIO_START * facts.conservativeness)
+        self.version += 1
+
+    # --- sizes --------------------------------------------------------------------------------
+
+    @property
+    def budget_tokens(self) -> int:
+        """B."""
+        return int(self.facts.pool_tokens * (1 - self.limits.pool_headroom) * self._budget_factor)
+
+    @property
+    def committed_tokens(self) -> int:
+        """C."""
+        return self.prefix.charged_tokens + self._tail_tokens + self._reserve_tokens
+
+    @property
+    def effective_tokens(self) -> int:
+        """C and what traffic that bypasses the proxy holds."""
+        return self.committed_tokens + self.foreign_tokens
+
+    @property
+    def short_tokens(self) -> int:
+        return self._short_tokens
+
+    @property
+    def express_tokens(self) -> int:
+        return int(self.facts.pool_tokens * self.limits.express_share)
+
+    @property
+    def unused_express_tokens(self) -> int:
+        return max(0, self.express_tokens - self._short_tokens)
+
+    @property
+    def engine_tokens(self) -> float:
+        """E: residents in full, and the engine's own count of their future output."""
+        return self.prefix.charged_tokens + self._tail_tokens + self._engine_tokens
+
+    @property
+    def used_tokens(self) -> int:
+        """U: most that our requests can occupy in the engine now."""
+        return self.prefix.charged_tokens + self._tail_tokens + self._generated_tokens
+
+    @property
+    def free_tokens(self) -> int:
+        return max(0, self.budget_tokens - self.effective_tokens)
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt this pool can ever take (inclusive)."""
+        longest = self.facts.max_request_tokens or self.facts.pool_tokens - 6
+        if self.facts.context_tokens is not None:
+            longest = min(longest, self.facts.context_tokens - 1)
+        return longest
+
+    def committed_by_lane(self) -> dict[Lane, int]:
+        by_lane = dict.fromkeys(Lane, 0)
+        by_lane[Lane.SHORT] = self._short_tokens
+        giants = sum(self.own_tokens(job) for job in self.jobs.values() if job.lane is Lane.GIANT)
+        by_lane[Lane.GIANT] = min(giants, self.committed_tokens - self._short_tokens)
+        by_lane[Lane.LONG] = self.committed_tokens - self._short_tokens - by_lane[Lane.GIANT]
+        return by_lane
+
+    # --- what a job costs ---------------------------------------------------------------------
+
+    def uncached_tokens(self, job: Job) -> int:
+        return job.request.prompt_tokens - self.prefix.ready_tokens(job.request.segments)
+
+    def need_tokens(self, job: Job, reserve_tokens: int) -> int:
+        """What C would grow by, capped at B so that what the engine can take, we can."""
+        return min(self.uncached_tokens(job) + reserve_tokens, self.budget_tokens)
+
+    def is_giant(self, need_tokens: int) -> bool:
+        """More than is ever left beside the express share."""
+        return need_tokens + self.express_tokens > self.budget_tokens
+
+    def own_tokens(self, job: Job) -> int:
+        """What the ledger gets back when the job ends and nobody shares its prompt."""
+        paid = sum(s.tokens for s, pays in zip(job.request.segments, job.paying, strict=False) if pays)
+        return job.tail_tokens + job.reserve_tokens + paid
+
+    @property
+    def giant(self) -> Job | None:
+        for job in self.jobs.values():
+            if job.lane is Lane.GIANT:
+                return job
+        return None
+
+    # --- does it fit ---------------------------------------------------------------------------
+
+    def fits(self, job: Job, reserve_tokens: int) -> bool:
+        """C, E and S together; an empty pool takes anything the engine itself would take."""
+        if not self.jobs and self.foreign_tokens == 0:
+            return True
+        need = self.need_tokens(job, reserve_tokens)
+        return (
+            self._fits_resident(job, need)
+            and self._fits_engine(job, need - min(reserve_tokens, need))
+            and self._fits_slots(job)
+        )
+
+    def misfits(self, job: Job, reserve_tokens: int) -> list[str]:
+        """`fits` in words: what is short, and which number says so."""
+        if self.fits(job, reserve_tokens):
+            return []
+        need = self.need_tokens(job, reserve_tokens)
+        found: list[str] = []
+        if not self._fits_resident(job, need):
+            found.append(f"{need} KV tokens are needed, {self.free_tokens} are free")
+        if not self._fits_engine(job, need - min(reserve_tokens, need)):
+            found.append("the server would queue it: its own reserve for running outputs is too large")
+        if not self._fits_slots(job):
+            found.append(f"{self.running_slots} of {self.facts.max_running_requests} running slots are taken")
+        return found
+
+    def _fits_resident(self, job: Job, need: int) -> bool:
+        if job.lane is Lane.LONG:
+            return self.effective_tokens + need + self.unused_express_tokens <= self.budget_tokens
+        if job.lane is Lane.GIANT:
+            return self.effective_tokens + need <= need + self.short_room_beside(need)
+        return self.effective_tokens + need <= self.short_ceiling_tokens
+
+    @property
+    def short_ceiling_tokens(self) -> int:
+        """B, or a little of the headroom where a giant would leave shorts no room at all."""
+        giant = self.giant
+        if giant is None:
+            return self.budget_tokens
+        held = self.own_tokens(giant)
+        return max(self.budget_tokens, held + self.short_room_beside(held))
+
+    def short_room_beside(self, giant_tokens: int) -> int:
+        """What shorts may hold beside a giant: what it leaves of B, or a little of the headroom."""
+        roof = self.facts.pool_tokens - 2 * self.facts.page_tokens - giant_tokens
+        least = max(0, min(self.limits.min_short_room_tokens, roof))
+        return max(self.budget_tokens - giant_tokens, least)
+
+    @property
+    def only_shorts(self) -> bool:
+        """Is everything that holds a place here a short, ours and nobody else's?"""
+        return self.foreign_tokens == 0 and not any(job.long for job in self.jobs.values())
+
+    def _fits_engine(self, job: Job, prompt_tokens: int) -> bool:
+        most = job.request.max_tokens
+        job_output = ENGINE_CLIP_TOKENS if most is None else min(most, ENGINE_CLIP_TOKENS)
+        asked = prompt_tokens + job_output * job.request.sequences + self.facts.page_tokens
+        return self.engine_tokens + self.foreign_tokens + asked <= self.facts.pool_tokens
+
+    def _fits_slots(self, job: Job) -> bool:
+        slots = self.facts.max_running_requests
+        if slots is None:
+            return True
+        if job.long:
+            slots -= max(1, int(slots * self.limits.short_slot_share))
+        return self.running_slots + job.request.sequences <= slots or self.running_slots == 0
+
+    # --- changes -------------------------------------------------------------------------------
+
+    def admit(self, job: Job, now: float, reserve_tokens: int) -> None:
+        """The job goes to the engine now."""
+        segments = job.request.segments
+        reserve_tokens = min(reserve_tokens, max(0, self.budget_tokens - self.uncached_tokens(job)))
+        job.uncached_tokens = self.uncached_tokens(job)
+        job.paying = self.prefix.acquire(segments)
+        job.tail_tokens = job.request.prompt_tokens - sum(s.tokens for s in segments)
+        job.state, job.pool, job.dispatched_at = State.PREFILL, self.name, now
+        job.generated_tokens, job.prefill_done = 0, False
+        self.jobs[job.rid] = job
+        self._tail_tokens += job.tail_tokens
+        self.backlog_tokens += job.uncached_tokens
+        if not job.long:
+            self.short_backlog_tokens += job.uncached_tokens
+        self.running_slots += job.request.sequences
+        self._set_reserve(job, reserve_tokens)
+        if not job.long:
+            self._short_tokens += self.own_tokens(job) - job.reserve_tokens
+        self._recount_engine(job)
+        self.timeline.sent(job, now)
+        self.version += 1
+
+    def prefilled(self, job: Job, now: float) -> None:
+        """Its first token came: the prompt is resident and can be shared."""
+        if job.prefill_done:
+            return
+        self._leave_backlog(job)
+        self.prefix.mark_ready(job.request.segments)
+        job.first_token_at = job.seen_at = now
+        if job.state is State.PREFILL:
+            job.state = State.DECODE
+        self._recount_engine(job)
+        self.version += 1
+
+    def progressed(self, job: Job, generated_tokens: int, reserve_tokens: int) -> None:
+        """The stream has shown `generated_tokens`; its reserve may have to grow."""
+        self._generated_tokens += generated_tokens - job.generated_tokens
+        job.generated_tokens = generated_tokens
+        if reserve_tokens != job.reserve_tokens:
+            self._set_reserve(job, reserve_tokens)
+            if self.effective_tokens > self.budget_tokens:
+                self.growth_over_budget += 1
+            self.version += 1
+        self._recount_engine(job)
+
+    def release(self, job: Job) -> None:
+        """The engine has let go: every charge comes back, exactly once."""
+        del self.jobs[job.rid]
+        if not job.prefill_done:
+            self._leave_backlog(job)
+        if not job.long:
+            self._short_tokens -= self.own_tokens(job) - job.reserve_tokens
+        self._set_reserve(job, 0)
+        self._tail_tokens -= job.tail_tokens
+        self._generated_tokens -= job.generated_tokens
+        self._engine_tokens -= job.engine_tokens
+        self.prefix.release(job.request.segments, job.paying)
+        self.running_slots -= job.request.sequences
+        job.engine_tokens, job.tail_tokens, job.generated_tokens, job.paying = 0.0, 0, 0, ()
+        if not self.jobs:
+            self._engine_tokens = 0.0  # sums of floats leave dust
+        self.version += 1
+
+    def cut_budget(self, now: float) -> None:
+        """The engine had to retract: we promised more than there was."""
+        self._budget_factor = max(BUDGET_FLOOR, self._budget_factor * BUDGET_CUT)
+        self._budget_changed_at = now
+        self.version += 1
+
+    def raise_budget(self, now: float) -> None:
+        """A quiet minute: a little of the budget comes back."""
+        if self._budget_factor < 1.0 and now - self._budget_changed_at >= BUDGET_RISE_SECONDS:
+            self._budget_factor = min(1.0, self._budget_factor * BUDGET_RISE)
+            self._budget_changed_at = now
+            self.version += 1
+
+    def set_engine_ratio(self, ratio: float) -> None:
+        if abs(ratio - self.engine_ratio) < 0.01:
+            return
+        self.engine_ratio = ratio
+        for job in self.jobs.values():
+            self._recount_engine(job)
+        self.version += 1
+
+    def _leave_backlog(self, job: Job) -> None:
+        job.prefill_done = True
+        self.backlog_tokens -= job.uncached_tokens
+        if not job.long:
+            self.short_backlog_tokens -= job.uncached_tokens
+        self.timeline.ended(job)
+
+    def _set_reserve(self, job: Job, tokens: int) -> None:
+        change = tokens - job.reserve_tokens
+        job.reserve_tokens = tokens
+        self._reserve_tokens += change
+        if not job.long:
+            self._short_tokens += change
+
+    def _recount_engine(self, job: Job) -> None:
+        counted = job.generated_tokens + job.engine_output_tokens(self.engine_ratio)
+        self._engine_tokens += counted - job.engine_tokens
+        job.engine_tokens = counted

@@ -1,0 +1,120 @@
+"""What the load polls and the streams teach about one pool. The ledger is the sensor that counts;
+a poll corrects it: foreign traffic, rates, the engine's own ratio, retractions, lost aborts."""
+
+from collections import deque
+
+from proxy.admission.job import Job, State
+from proxy.admission.pool import Pool
+from proxy.admission.types import LoadSample
+
+FOREIGN_DEADBAND_SHARE = 0.005  # of K: smaller differences are rounding between two clocks
+FOREIGN_DEADBAND_TOKENS = 512
+SETTLE_SECONDS = 0.4  # a sample may still show what was released this shortly before it was taken
+DRAIN_SHOWS_TOKENS = 2048  # a smaller job cannot be told from the noise of a poll
+STALE_SECONDS = 2.0  # an older sample says nothing about foreign traffic
+
+
+class Sensor:
+    """Folds observations into a pool; keeps the previous sample to take differences."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._last: LoadSample | None = None
+        self._excess: deque[int] = deque(maxlen=2)
+        self._released: deque[tuple[float, int]] = deque(maxlen=256)
+
+    @property
+    def last(self) -> LoadSample | None:
+        return self._last
+
+    def observe(self, now: float, sample: LoadSample) -> list[Job]:
+        """Take one poll in; gives back draining jobs that it shows to be gone."""
+        pool, last = self._pool, self._last
+        if last is not None and sample.at <= last.at:
+            return []
+        if sample.waiting_uncached_tokens is not None:
+            pool.timeline.observe(sample.at, sample.waiting_uncached_tokens)
+        if last is not None:
+            self._learn_prefill(last, sample)
+            self._watch_retractions(now, last, sample)
+        pool.raise_budget(now)
+        if sample.new_token_ratio is not None:
+            pool.set_engine_ratio(sample.new_token_ratio)
+        self._last = sample
+        if now - sample.at > STALE_SECONDS:
+            return []
+        self._watch_foreign(sample)
+        return self._drained(sample)
+
+    def prefilled(self, now: float, job: Job) -> None:
+        """A first token came; without the server's counters it is what the rate is learnt from."""
+        counters = self._last is not None and self._last.prefill_busy_seconds_total is not None
+        span = self._pool.timeline.span_seconds(job, now)
+        if counters or span is None:
+            return
+        depth = job.request.prompt_tokens - job.uncached_tokens / 2
+        self._pool.costs.learn_prefill(job.uncached_tokens, depth, span)
+
+    def decoded(self, now: float, job: Job, generated_tokens: int) -> None:
+        """A look at a stream: how many tokens it has produced so far."""
+        if job.state is not State.DECODE:
+            return
+        steps = (generated_tokens - job.seen_tokens) / job.request.sequences
+        if steps >= 1 and now > job.seen_at:
+            self._pool.costs.learn_decode((now - job.seen_at) / steps)
+            job.seen_at, job.seen_tokens = now, generated_tokens
+
+    def released(self, now: float, tokens: int) -> None:
+        """A job gave `tokens` back; polls taken before now still count them."""
+        self._released.append((now, tokens))
+
+    def _learn_prefill(self, last: LoadSample, sample: LoadSample) -> None:
+        if None in (
+            last.prefill_tokens_total,
+            sample.prefill_tokens_total,
+            last.prefill_busy_seconds_total,
+            sample.prefill_busy_seconds_total,
+        ):
+            return
+        assert last.prefill_tokens_total is not None
+        assert sample.prefill_tokens_total is not None
+        assert last.prefill_busy_seconds_total is not None
+        assert sample.prefill_busy_seconds_total is not None
+        tokens = sample.prefill_tokens_total - last.prefill_tokens_total
+        seconds = sample.prefill_busy_seconds_total - last.prefill_busy_seconds_total
+        rest = sample.waiting_uncached_tokens or 0
+        depth = self._pool.timeline.depth_of_first(rest)
+        middle = tokens / 2 if depth is None else max(0.0, depth - tokens / 2)
+        self._pool.costs.learn_prefill(tokens, middle, seconds)
+
+    def _watch_retractions(self, now: float, last: LoadSample, sample: LoadSample) -> None:
+        if last.retractions_total is None or sample.retractions_total is None:
+            return
+        if sample.retractions_total > last.retractions_total:
+            self._pool.cut_budget(now)
+
+    def _watch_foreign(self, sample: LoadSample) -> None:
+        pool = self._pool
+        just_left = sum(tokens for at, tokens in self._released if at > sample.at - SETTLE_SECONDS)
+        excess = sample.used_tokens - pool.used_tokens - just_left
+        deadband = max(FOREIGN_DEADBAND_TOKENS, int(FOREIGN_DEADBAND_SHARE * pool.facts.pool_tokens))
+        self._excess.append(excess if excess > deadband else 0)
+        if len(self._excess) < 2:
+            return
+        foreign = max(0, min(self._excess))
+        if foreign != pool.foreign_tokens:
+            pool.foreign_tokens = foreign
+            pool.version += 1
+
+    def _drained(self, sample: LoadSample) -> list[Job]:
+        pool = self._pool
+        draining = [job for job in pool.jobs.values() if job.state is State.DRAINING]
+        gone: list[Job] = []
+        occupied = sample.used_tokens + (sample.waiting_uncached_tokens or 0)
+        for job in draining:
+            since = job.drain_until - pool.limits.drain_seconds
+            big = job.resident_tokens >= DRAIN_SHOWS_TOKENS
+            others = pool.used_tokens + pool.foreign_tokens - job.resident_tokens
+            if big and sample.at > since + SETTLE_SECONDS and occupied <= others + DRAIN_SHOWS_TOKENS // 2:
+                gone.append(job)
+        return gone

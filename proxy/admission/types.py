@@ -1,0 +1,208 @@
+"""What goes into the controller (events), what comes out (actions), and what both are made of.
+
+Everything here is a plain value: no clock, no I/O. Times are seconds on the caller's
+monotonic clock; tokens are KV-cache tokens unless a name says otherwise.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Lane(StrEnum):
+    """By uncached prompt tokens, since that is the work that blocks others."""
+
+    SHORT = "short"
+    LONG = "long"
+    GIANT = "giant"
+
+
+class Reason(StrEnum):
+    """Why a request was refused. The values are part of the contract (`x-admission-reason`)."""
+
+    WOULD_MISS_DEADLINE = "would_miss_deadline"
+    QUEUE_FULL = "queue_full"
+    TENANT_LIMIT = "tenant_limit"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    DEADLINE = "deadline"
+    NO_BACKEND = "no_backend"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a prompt's prefix: `key` identifies everything from the start up to its end."""
+
+    key: bytes
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What admission needs to know of a request; never its text.
+
+    `max_tokens` is what the engine will be told (None: until EOS or the end of the context).
+    `sequences` is n x batch items: each takes a running slot and its own output.
+    `segments` are the leading pieces of the prompt that another request may share, in order;
+    their tokens sum to at most `prompt_tokens`.
+    `uncertainty` is the share by which an estimated prompt may be over-counted; 0 when exact.
+    """
+
+    rid: str
+    prompt_tokens: int
+    max_tokens: int | None = None
+    sequences: int = 1
+    model: str = ""
+    tenant: str = "default"
+    weight: float = 1.0
+    wait_limit_seconds: float = 60.0
+    segments: tuple[Segment, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    uncertainty: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """What a backend says of one KV pool (one DP rank) at start and on reconnect."""
+
+    pool_tokens: int
+    max_request_tokens: int | None = None  # `max_req_input_len`: pool - 6 on SGLang
+    context_tokens: int | None = None
+    max_running_requests: int | None = None
+    chunk_tokens: int = 8192  # `chunked_prefill_size`
+    page_tokens: int = 1
+    conservativeness: float = 1.0  # `schedule_conservativeness`: scales the engine's output reserve
+    radix_cache: bool = True
+    cache_report: bool = False
+    models: tuple[str, ...] = ()
+    vocab_tokens: int | None = None
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSample:
+    """One reading of a pool's load. `at` is when the server took it, on the controller's clock."""
+
+    at: float
+    used_tokens: int
+    running: int
+    waiting: int
+    waiting_uncached_tokens: int | None = None  # includes the rest of a prefill under way
+    prefill_tokens_total: int | None = None
+    prefill_busy_seconds_total: float | None = None
+    new_token_ratio: float | None = None
+    retractions_total: int | None = None
+
+
+# --- events -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The client left, or the shell gave the request up, before its end.
+
+    `reached_engine`: False when nothing was sent, so that there is nothing to drain.
+    """
+
+    rid: str
+    reached_engine: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    rid: str
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Output tokens so far of running requests, as the streams showed them."""
+
+    generated_tokens: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The engine let go of the request: it ended by itself, failed, or an abort was confirmed."""
+
+    rid: str
+    prompt_tokens: int | None = None  # from the server's usage
+    completion_tokens: int | None = None
+    completed: bool = True  # False: an error or an abort; its output teaches nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """The engine answered with back-pressure (503 queue full, 429): nothing ran there."""
+
+    rid: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUp:
+    pool: str
+    facts: PoolFacts
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDown:
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    pool: str
+    sample: LoadSample
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed: deadlines, the gate, draining charges."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Shutting down: refuse the queued and all that arrives."""
+
+
+Event = Arrival | Gone | FirstToken | Progress | Finished | Requeue | PoolUp | PoolDown | Load | Tick | Drain
+
+
+# --- actions ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send it now to this pool."""
+
+    rid: str
+    pool: str
+    lane: Lane
+    waited_seconds: float
+    rule: str  # "fit", or the backfill rule that let it pass a blocked head
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer the client now; nothing was sent.
+
+    `retry_after_seconds` is honest and may exceed what fits the header; None: retrying is useless.
+    """
+
+    rid: str
+    reason: Reason
+    lane: Lane
+    predicted_wait_seconds: float
+    retry_after_seconds: float | None
+    needed_tokens: int
+    free_tokens: int
+    queue_position: int
+    limit_tokens: int | None = None
+
+
+Action = Dispatch | Refuse

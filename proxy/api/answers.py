@@ -1,0 +1,143 @@
+"""From outcome to answer, in one table: status, headers and a body in the shape of the API called."""
+
+import math
+from dataclasses import dataclass
+
+import orjson
+
+from proxy.admission.types import Reason, Refuse
+from proxy.tokens.shape import Api
+
+MAX_RETRY_AFTER_SECONDS = 60  # older OpenAI SDKs ignore larger values and retry at once
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a client gets when the backend's own answer does not."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    status: int
+    type: str  # OpenAI's `error.type`
+    anthropic_type: str
+    retry: bool
+    message: str
+
+
+_RATE = ("rate_limit_error", "rate_limit_error")
+_DOWN = ("service_unavailable_error", "overloaded_error")
+
+TABLE: dict[Reason, _Row] = {
+    Reason.WOULD_MISS_DEADLINE: _Row(
+        429,
+        *_RATE,
+        True,
+        "The request would wait about {wait:.0f} s for {needed} KV-cache tokens ({free} are free now), "
+        "longer than the {limit:.0f} s it may wait. Retry in about {retry:.0f} s, send a shorter prompt, "
+        "or allow a longer wait with the header x-request-timeout-ms.",
+    ),
+    Reason.QUEUE_FULL: _Row(429, *_RATE, True, "The queue is full. Retry in about {retry:.0f} s."),
+    Reason.TENANT_LIMIT: _Row(
+        429, *_RATE, True, "This tenant holds its whole share. Retry in about {retry:.0f} s."
+    ),
+    Reason.DEADLINE: _Row(
+        429,
+        *_RATE,
+        True,
+        "The request waited its full {limit:.0f} s and {needed} KV-cache tokens did not become free. "
+        "Retry in about {retry:.0f} s.",
+    ),
+    Reason.CONTEXT_LENGTH_EXCEEDED: _Row(
+        400,
+        "invalid_request_error",
+        "invalid_request_error",
+        False,
+        "This request has {needed} prompt tokens; the server can take at most {most}. "
+        "Shorten the prompt: retrying will not help.",
+    ),
+    Reason.NO_BACKEND: _Row(503, *_DOWN, True, "No backend is up. Retry in about {retry:.0f} s."),
+    Reason.DRAINING: _Row(503, *_DOWN, True, "The proxy is shutting down. Retry in about {retry:.0f} s."),
+}
+
+
+def refused(api: Api, refuse: Refuse, wait_limit_seconds: float) -> Answer:
+    """The answer to a request that admission turned away."""
+    row = TABLE[refuse.reason]
+    retry_seconds = refuse.retry_after_seconds or 1.0
+    message = row.message.format(
+        wait=refuse.predicted_wait_seconds,
+        needed=refuse.needed_tokens,
+        free=refuse.free_tokens,
+        limit=wait_limit_seconds,
+        most=refuse.limit_tokens,
+        retry=math.ceil(retry_seconds),
+    )
+    details: dict[str, object] = {
+        "predicted_wait_s": round(refuse.predicted_wait_seconds, 3),
+        "needed_tokens": refuse.needed_tokens,
+        "free_tokens": refuse.free_tokens,
+        "queue_position": refuse.queue_position,
+    }
+    if refuse.limit_tokens is not None:
+        details["limit_tokens"] = refuse.limit_tokens
+    headers: list[tuple[bytes, bytes]] = [(b"x-admission-reason", refuse.reason.value.encode())]
+    if row.retry:
+        whole = max(1, math.ceil(retry_seconds))
+        details["retry_after_s"] = whole
+        headers.append((b"retry-after", str(min(whole, MAX_RETRY_AFTER_SECONDS)).encode()))
+        if whole > MAX_RETRY_AFTER_SECONDS:
+            headers.append((b"x-should-retry", b"false"))
+    else:
+        headers.append((b"x-should-retry", b"false"))
+    body = error_body(
+        api, message, row.type, row.anthropic_type, code=refuse.reason.value, param=None, details=details
+    )
+    return Answer(row.status, body, tuple(headers))
+
+
+def bad_request(api: Api, message: str, param: str | None = None, *, status: int = 400) -> Answer:
+    """400, or another 4xx that is the client's own doing (404, 405, 413)."""
+    kinds = {404: "not_found_error", 401: "authentication_error", 403: "permission_error"}
+    kind = kinds.get(status, "invalid_request_error")
+    anthropic = "request_too_large" if status == 413 else kind
+    return Answer(status, error_body(api, message, kind, anthropic, code=None, param=param))
+
+
+def upstream_error(api: Api, status: int, message: str, code: str | None = None) -> Answer:
+    """The backend failed, or said no, before anything was sent to the client."""
+    if 400 <= status < 500:
+        kind = anthropic = "invalid_request_error"
+    else:
+        kind, anthropic = "server_error", "api_error"
+    return Answer(status, error_body(api, message, kind, anthropic, code=code, param=None))
+
+
+def stream_error(api: Api, message: str) -> bytes:
+    """The event that ends a stream whose backend died under it."""
+    body = error_body(api, message, "server_error", "api_error", code="upstream_broken", param=None)
+    if api is Api.MESSAGES:
+        return b"event: error\ndata: " + body + b"\n\n"
+    return b"data: " + body + b"\n\ndata: [DONE]\n\n"
+
+
+def error_body(
+    api: Api,
+    message: str,
+    kind: str,
+    anthropic_kind: str,
+    *,
+    code: str | None,
+    param: str | None,
+    details: dict[str, object] | None = None,
+) -> bytes:
+    """One error in the shape of `api`: Anthropic's for `/v1/messages`, OpenAI's elsewhere."""
+    if api is Api.MESSAGES:
+        error: dict[str, object] = {"type": anthropic_kind, "message": message, **(details or {})}
+        return orjson.dumps({"type": "error", "error": error})
+    error = {"message": message, "type": kind, "code": code, "param": param, **(details or {})}
+    return orjson.dumps({"error": error})

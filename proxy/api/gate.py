@@ -1,0 +1,256 @@
+"""The shell around the controller: brings it the time and the events, carries out what it decides.
+
+Everything here runs on the event loop and is synchronous but for waiting itself. A `Ticket` is one
+request's claim: it is decided once or, after back-pressure, again, and closed exactly once.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from proxy.admission.controller import Controller
+from proxy.admission.types import (
+    Action,
+    Arrival,
+    Dispatch,
+    Drain,
+    Event,
+    Finished,
+    FirstToken,
+    Gone,
+    Load,
+    LoadSample,
+    PoolDown,
+    PoolFacts,
+    PoolUp,
+    Progress,
+    Refuse,
+    Request,
+    Requeue,
+    Tick,
+)
+from proxy.telemetry.metrics import Metrics
+from proxy.upstream.call import Observed
+
+PROGRESS_SECONDS = 0.25  # how often running streams are looked at
+MIN_SLEEP_SECONDS = 0.001
+
+Decision = Dispatch | Refuse
+
+
+class Ticket:
+    """One request's claim on a place. `decision` is None while it waits."""
+
+    __slots__ = (
+        "_waiter",
+        "arrived_at",
+        "closed",
+        "decision",
+        "dispatched_at",
+        "first_token_at",
+        "observed",
+        "predicted_wait_seconds",
+        "request",
+        "reserve_tokens",
+    )
+
+    def __init__(self, request: Request, arrived_at: float) -> None:
+        self.request = request
+        self.arrived_at = arrived_at
+        self.decision: Decision | None = None
+        self.dispatched_at: float | None = None
+        self.first_token_at: float | None = None
+        self.predicted_wait_seconds: float | None = None
+        self.reserve_tokens = 0
+        self.observed = Observed()
+        self.closed = False
+        self._waiter: asyncio.Future[Decision] | None = None
+
+    async def decided(self) -> Decision:
+        """Wait for the decision. Cancelling the wait leaves the claim in place: close it."""
+        if self.decision is not None:
+            return self.decision
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            return await self._waiter
+        finally:
+            self._waiter = None
+
+    def decide(self, decision: Decision) -> None:
+        self.decision = decision
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(decision)
+
+
+class Gate:
+    """Tickets in, decisions out; also the listener of every backend's pools."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        urge: Callable[[str], None] = lambda pool: None,
+    ) -> None:
+        self.controller = controller
+        self.clock = clock
+        self.samples: dict[str, LoadSample] = {}
+        self.down_reasons: dict[str, str] = {}
+        self.retractions: dict[str, int] = {}
+        self._metrics = metrics
+        self._urge = urge
+        self._tickets: dict[str, Ticket] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._looked_at = 0.0
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> Ticket:
+        """Ask for a place. The ticket may be decided when this returns."""
+        now = self.clock()
+        ticket = self._tickets[request.rid] = Ticket(request, now)
+        self._step(now, Arrival(request))
+        if ticket.decision is None:
+            job = self.controller.jobs[request.rid]
+            ticket.predicted_wait_seconds = job.predicted_wait_seconds
+        return ticket
+
+    def first_token(self, ticket: Ticket, cached_tokens: int | None = None) -> None:
+        """The answer has begun: its prefill is done."""
+        if ticket.closed or ticket.first_token_at is not None:
+            return
+        now = self.clock()
+        ticket.first_token_at = now
+        self._step(now, FirstToken(ticket.request.rid, cached_tokens))
+
+    def requeue(self, ticket: Ticket) -> None:
+        """The engine took nothing on: wait again, within the same deadline."""
+        ticket.decision = None
+        ticket.first_token_at = None
+        self._step(self.clock(), Requeue(ticket.request.rid))
+
+    def finish(self, ticket: Ticket, *, completed: bool) -> None:
+        """The engine has let go of it, or it never got there: every charge comes back."""
+        if ticket.closed:
+            return
+        ticket.closed = True
+        del self._tickets[ticket.request.rid]
+        usage = ticket.observed.usage
+        produced = ticket.observed.generated_tokens
+        prompt = None
+        if usage is not None:
+            prompt = usage.prompt_tokens
+            produced = usage.completion_tokens if usage.completion_tokens is not None else produced
+        if completed and ticket.dispatched_at is not None:
+            job = self.controller.jobs.get(ticket.request.rid)
+            if job is not None:
+                self._metrics.reserved_minus_actual(job.reserve_tokens - produced)
+        rid = ticket.request.rid
+        self._step(self.clock(), Finished(rid, prompt, produced, completed=completed))
+
+    def leave(self, ticket: Ticket) -> None:
+        """The client is gone. What was sent drains: `finish` when the engine has let go."""
+        if not ticket.closed:
+            self._step(self.clock(), Gone(ticket.request.rid))
+
+    def drain(self) -> None:
+        """Shutting down: the queued are refused now, the running go on."""
+        self._step(self.clock(), Drain())
+
+    @property
+    def open_tickets(self) -> int:
+        return len(self._tickets)
+
+    # --- what the backends report ----------------------------------------------------------------
+
+    def pool_up(self, pool: str, facts: PoolFacts) -> None:
+        """A pool was discovered, or came back, perhaps with another size."""
+        self.down_reasons.pop(pool, None)
+        self.samples.pop(pool, None)
+        self._step(self.clock(), PoolUp(pool, facts))
+
+    def pool_down(self, pool: str, reason: str) -> None:
+        """A pool cannot be reached."""
+        self.down_reasons[pool] = reason
+        self._step(self.clock(), PoolDown(pool))
+
+    def load(self, pool: str, sample: LoadSample) -> None:
+        """A poll of a pool's load."""
+        before = self.samples.get(pool)
+        self.samples[pool] = sample
+        if before and before.retractions_total is not None and sample.retractions_total is not None:
+            more = max(0, sample.retractions_total - before.retractions_total)
+            self.retractions[pool] = self.retractions.get(pool, 0) + more
+        now = self.clock()
+        self._look_at_streams(now)
+        self._step(now, Load(pool, sample))
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _step(self, now: float, event: Event) -> None:
+        self._apply(now, self.controller.step(now, event))
+        self._arm(now)
+
+    def _apply(self, now: float, actions: Iterable[Action]) -> None:
+        for action in actions:
+            ticket = self._tickets.get(action.rid)
+            if ticket is None:
+                continue
+            if isinstance(action, Dispatch):
+                self._dispatched(now, ticket, action)
+            else:
+                ticket.closed = True
+                del self._tickets[action.rid]
+            ticket.decide(action)
+
+    def _dispatched(self, now: float, ticket: Ticket, action: Dispatch) -> None:
+        ticket.dispatched_at = now
+        if action.rule != "fit":
+            self._metrics.backfill(action.rule)
+        if ticket.predicted_wait_seconds is not None:
+            error = action.waited_seconds - ticket.predicted_wait_seconds
+            self._metrics.wait_prediction_error(error)
+        if action.lane != "short":
+            self._urge(action.pool)
+
+    def _look_at_streams(self, now: float) -> None:
+        if now - self._looked_at < PROGRESS_SECONDS / 2:
+            return
+        self._looked_at = now
+        jobs = self.controller.jobs
+        seen: dict[str, int] = {}
+        for rid, ticket in self._tickets.items():
+            produced = ticket.observed.generated_tokens
+            if (
+                ticket.first_token_at is not None
+                and (job := jobs.get(rid))
+                and produced > job.generated_tokens
+            ):
+                seen[rid] = produced
+        if seen:
+            self._step(now, Progress(seen))
+
+    def _arm(self, now: float) -> None:
+        """One timer, at the earliest moment at which something may change by itself."""
+        at = self.controller.next_wakeup(now)
+        if self._tickets:
+            at = min(at or now + PROGRESS_SECONDS, now + PROGRESS_SECONDS)
+        if at is None or (self._timer is not None and self._timer_at <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(MIN_SLEEP_SECONDS, at - now), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = self.clock()
+        self._look_at_streams(now)
+        self._step(now, Tick())
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,387 @@
+"""An inference request's whole way: read, size, ask for a place, send, stream, release.
+
+One `Handler` serves all inference paths; one `_Flow` is one request. Whatever ends it, the last
+lines of `Handler.serve` give its tokens back exactly once.
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable
+
+from proxy.admission.types import Dispatch, Lane, Reason, Refuse, Request
+from proxy.api import answers
+from proxy.api.answers import Answer
+from proxy.api.asgi import BodyTooLarge, ClientGone, Receive, Scope, Send, Watch, answer, read_body
+from proxy.api.gate import Gate, Ticket
+from proxy.api.headers import first, forwarded, request_id, wait_limit_seconds
+from proxy.settings import Settings
+from proxy.telemetry.logs import request_line
+from proxy.telemetry.metrics import Metrics, Outcome, Phase
+from proxy.tokens.shape import Api, BadRequest
+from proxy.tokens.sizer import Sized, Sizer
+from proxy.upstream.backend import Backend
+from proxy.upstream.call import Call
+from proxy.upstream.errors import BodyRefused, UpstreamBroken, UpstreamBusy, UpstreamUnreachable
+from proxy.upstream.exchange import Exchange
+
+logger = logging.getLogger("proxy.request")
+RID_BYTES = 16  # 32 hex digits: one length, since SGLang aborts by prefix
+LONGEST_TENANT = 64
+
+
+class Handler:
+    """Serves the inference endpoints over one gate."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sizer: Sizer,
+        gate: Gate,
+        backend_of: Callable[[str], Backend],
+        metrics: Metrics,
+    ) -> None:
+        self.settings = settings
+        self.sizer = sizer
+        self.gate = gate
+        self.backend_of = backend_of  # by pool
+        self.metrics = metrics
+        self._letting_go: set[asyncio.Task[None]] = set()
+        self.tenant_header = (settings.tenant_header or "").lower().encode()
+
+    def let_go(self, pool: str, ticket: Ticket, exchange: Exchange | None) -> None:
+        """Have the engine drop a request; its charge drains until that is confirmed."""
+        task = asyncio.create_task(self._let_go(self.backend_of(pool), ticket, exchange))
+        self._letting_go.add(task)
+        task.add_done_callback(self._letting_go.discard)
+
+    async def _let_go(self, backend: Backend, ticket: Ticket, exchange: Exchange | None) -> None:
+        try:
+            if exchange is not None:
+                await exchange.aclose()
+            self.metrics.abort()
+            await backend.abort(ticket.request.rid)
+        finally:
+            self.gate.finish(ticket, completed=False)
+
+    async def serve(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, whatever happens to it."""
+        flow = _Flow(self, api, scope, send)
+        try:
+            await flow.run(receive)
+        except ClientGone:
+            flow.outcome, flow.status = Outcome.DISCONNECTED, 499
+            self.metrics.disconnect(flow.phase)
+        except Exception:
+            logger.exception("request %s failed inside the proxy", flow.rid)
+            flow.outcome = Outcome.BROKEN if flow.started else Outcome.FAILED
+            if not flow.started:
+                await flow.reply(answers.upstream_error(api, 500, "internal error of the proxy"))
+        finally:
+            flow.release()
+            flow.record()
+
+
+class _Flow:
+    """One request's state on its way."""
+
+    __slots__ = (
+        "api",
+        "arrived_at",
+        "exchange",
+        "handler",
+        "headers",
+        "lane",
+        "outcome",
+        "path",
+        "phase",
+        "pool",
+        "reason",
+        "request_id",
+        "rid",
+        "send",
+        "sized",
+        "started",
+        "status",
+        "tenant",
+        "ticket",
+        "wait_limit_seconds",
+    )
+
+    def __init__(self, handler: Handler, api: Api, scope: Scope, send: Send) -> None:
+        self.handler = handler
+        self.api = api
+        self.send = send
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        query: bytes = scope["query_string"]
+        self.path: str = scope["path"] + ("?" + query.decode("latin-1") if query else "")
+        self.rid = secrets.token_hex(RID_BYTES)
+        self.request_id = request_id(self.headers, self.rid)
+        self.arrived_at = time.monotonic()
+        self.tenant = self._tenant()
+        self.wait_limit_seconds = 0.0
+        self.sized: Sized | None = None
+        self.ticket: Ticket | None = None
+        self.exchange: Exchange | None = None
+        self.lane: Lane | None = None
+        self.pool: str | None = None
+        self.phase = Phase.READING
+        self.outcome = Outcome.INVALID
+        self.status = 0
+        self.reason: str | None = None
+        self.started = False
+
+    # --- the way ---------------------------------------------------------------------------------
+
+    async def run(self, receive: Receive) -> None:
+        handler = self.handler
+        settings = handler.settings
+        try:
+            body = await read_body_of(self, receive, settings.max_body_bytes)
+            sized = self.sized = await handler.sizer.size(self.api, body)
+            self._check_ids(sized)
+        except BodyTooLarge as error:
+            await self.reply(answers.bad_request(self.api, str(error), status=413))
+            return
+        except TimeoutError:
+            await self.reply(
+                answers.bad_request(self.api, "the request body did not arrive in time", status=408)
+            )
+            return
+        except (BadRequest, BodyRefused) as error:
+            await self.reply(answers.bad_request(self.api, error.message, error.param))
+            return
+        self.wait_limit_seconds = wait_limit_seconds(
+            self.headers, settings.max_queue_seconds, settings.max_queue_seconds_limit
+        )
+        async with Watch(receive):
+            await self._admitted(body, sized)
+
+    async def _admitted(self, body: bytes, sized: Sized) -> None:
+        """Wait for the place, use it; after back-pressure wait again."""
+        self.phase = Phase.QUEUED
+        ticket = self.ticket = self.handler.gate.submit(self._request(sized))
+        while True:
+            decision = await ticket.decided()
+            self.lane = decision.lane
+            if isinstance(decision, Refuse):
+                await self._refuse(decision)
+                return
+            self.phase = Phase.PREFILLING
+            exchange = await self._send(decision, body, sized)
+            if exchange is not None:
+                break
+            if self.status:
+                return
+            self.phase = Phase.QUEUED
+        self.exchange = exchange
+        await self._stream(exchange, decision, ticket)
+
+    async def _send(self, decision: Dispatch, body: bytes, sized: Sized) -> Exchange | None:
+        """The answer's head; None when the request waits again, or was answered already."""
+        handler, ticket = self.handler, self.ticket
+        assert ticket is not None
+        self.pool = decision.pool
+        shape = sized.shape
+        call = Call(
+            method="POST",
+            path=self.path,
+            pool=decision.pool,
+            rid=self.rid,
+            headers=forwarded(self.headers, authorization=handler.settings.forward_authorization),
+            body=body,
+            api=self.api,
+            stream=shape.stream,
+            ask_usage=shape.stream and not shape.wants_usage and self._calibrates(shape.model),
+            sequences=shape.sequences,
+            prompt_tokens=sized.prompt_tokens,
+        )
+        try:
+            return await handler.backend_of(decision.pool).send(call)
+        except UpstreamBusy:
+            self._again()
+        except UpstreamUnreachable as error:
+            if not error.sent:
+                self._again()
+            else:
+                self.outcome = Outcome.FAILED
+                self.reason = error.reason
+                await self.reply(
+                    answers.upstream_error(
+                        self.api, 502, "The backend failed before it answered.", "upstream_failed"
+                    )
+                )
+        except BodyRefused as error:
+            await self.reply(answers.bad_request(self.api, error.message, error.param))
+        return None
+
+    def _again(self) -> None:
+        """Nothing runs at the backend: back into the queue, with an id of its own for the next try."""
+        assert self.ticket is not None
+        self.handler.gate.requeue(self.ticket)
+
+    async def _stream(self, exchange: Exchange, decision: Dispatch, ticket: Ticket) -> None:
+        gate = self.handler.gate
+        ticket.observed = exchange.observed
+        exchange.on_first_token = lambda: gate.first_token(ticket)
+        if exchange.early_error is not None:
+            status, message, _ = exchange.early_error
+            self.outcome = Outcome.INVALID if status < 500 else Outcome.FAILED
+            await self.reply(answers.upstream_error(self.api, status, message))
+            return
+        self.status = exchange.status
+        self.started = True
+        self.phase = Phase.STREAMING
+        await self.send(
+            {
+                "type": "http.response.start",
+                "status": exchange.status,
+                "headers": exchange.headers + self._admission_headers(decision),
+            }
+        )
+        try:
+            async for chunk in exchange:
+                await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except UpstreamBroken as error:
+            self.outcome = Outcome.BROKEN
+            self.reason = error.reason
+            await self._end_broken(exchange)
+            return
+        await self.send({"type": "http.response.body", "body": b""})
+        self.outcome = Outcome.COMPLETED if exchange.status < 400 else Outcome.INVALID
+        if exchange.observed.error is not None:
+            self.outcome, self.reason = Outcome.BROKEN, exchange.observed.error
+
+    async def _end_broken(self, exchange: Exchange) -> None:
+        """A stream gets an error event; anything else can only be cut off."""
+        if self.sized is not None and self.sized.shape.stream and exchange.status == 200:
+            event = answers.stream_error(self.api, "The backend failed while it was answering.")
+            await self.send({"type": "http.response.body", "body": event})
+            return
+        raise ConnectionError(self.reason or "the backend failed")
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _request(self, sized: Sized) -> Request:
+        shape = sized.shape
+        tokens = max(1, sized.prompt_tokens)
+        return Request(
+            rid=self.rid,
+            prompt_tokens=tokens,
+            max_tokens=shape.max_tokens,
+            sequences=shape.sequences,
+            model=shape.model,
+            tenant=self.tenant,
+            wait_limit_seconds=self.wait_limit_seconds,
+            segments=sized.segments if shape.batch == 1 else (),
+            ignore_eos=shape.ignore_eos,
+            min_tokens=shape.min_tokens,
+            uncertainty=max(0.0, 1.0 - sized.least_tokens / tokens),
+        )
+
+    def _tenant(self) -> str:
+        name = self.handler.tenant_header
+        value = first(self.headers, name) if name else None
+        return value.decode("latin-1")[:LONGEST_TENANT] if value else "default"
+
+    def _check_ids(self, sized: Sized) -> None:
+        """An id outside the vocabulary kills the whole server process."""
+        largest = sized.shape.largest_id
+        if largest is None:
+            return
+        lines = self.handler.gate.controller.lines.values()
+        vocabularies = [v for line in lines if (v := line.pool.facts.vocab_tokens) is not None]
+        if vocabularies and largest >= min(vocabularies):
+            raise BadRequest(
+                f"token id {largest} is outside the vocabulary of {min(vocabularies)} tokens", "prompt"
+            )
+
+    def _calibrates(self, model: str) -> bool:
+        share = self.handler.settings.calibrate_streams
+        if share <= 0:
+            return False
+        return self.handler.sizer.needs_samples(model) or random.random() < share
+
+    def _admission_headers(self, decision: Dispatch) -> list[tuple[bytes, bytes]]:
+        return [
+            (b"x-admission-lane", decision.lane.value.encode()),
+            (b"x-admission-wait-ms", str(round(decision.waited_seconds * 1000)).encode()),
+            (b"x-request-id", self.request_id.encode()),
+        ]
+
+    async def _refuse(self, refuse: Refuse) -> None:
+        self.outcome = Outcome.REFUSED
+        self.reason = refuse.reason.value
+        self.handler.metrics.refused(Reason(refuse.reason))
+        await self.reply(answers.refused(self.api, refuse, self.wait_limit_seconds))
+
+    async def reply(self, reply: Answer) -> None:
+        self.status = reply.status
+        self.started = True
+        await answer(self.send, reply, self.request_id)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Give the place back: at once where the engine is done, else when the abort is through."""
+        ticket, exchange, gate = self.ticket, self.exchange, self.handler.gate
+        if ticket is None or ticket.closed:
+            return
+        if ticket.decision is None:
+            gate.leave(ticket)  # still queued: nothing to drain
+            gate.finish(ticket, completed=False)
+        elif exchange is not None and exchange.over.is_set() and exchange.observed.ended:
+            gate.finish(ticket, completed=self.outcome is Outcome.COMPLETED)
+        else:
+            gate.leave(ticket)
+            self.handler.let_go(self.pool or "", ticket, exchange)
+
+    def record(self) -> None:
+        """One log line and the metrics of the request."""
+        handler, sized, ticket = self.handler, self.sized, self.ticket
+        wait = ttft = None
+        prompt, produced = (sized.prompt_tokens if sized else 0), 0
+        if ticket is not None:
+            usage = ticket.observed.usage
+            produced = ticket.observed.generated_tokens
+            if usage is not None:
+                prompt = usage.prompt_tokens
+                produced = usage.completion_tokens if usage.completion_tokens is not None else produced
+                assert sized is not None
+                handler.metrics.token_ratio(usage.prompt_tokens / max(1, sized.prompt_tokens))
+                handler.sizer.observe(sized, usage.prompt_tokens)
+            if ticket.dispatched_at is not None:
+                wait = ticket.dispatched_at - ticket.arrived_at
+            if ticket.first_token_at is not None:
+                ttft = ticket.first_token_at - self.arrived_at
+        handler.metrics.request_done(
+            self.lane,
+            self.outcome,
+            wait_seconds=wait,
+            ttft_seconds=ttft,
+            prompt_tokens=prompt if ticket is not None and ticket.first_token_at is not None else 0,
+            completion_tokens=produced,
+            tenant=self.tenant,
+        )
+        request_line(
+            logger,
+            request_id=self.request_id,
+            outcome=self.outcome.value,
+            status=self.status,
+            tenant=self.tenant,
+            model=sized.shape.model if sized else "",
+            lane=self.lane,
+            prompt_tokens=prompt or None,
+            completion_tokens=produced or None,
+            wait_seconds=wait,
+            ttft_seconds=ttft,
+            backend=self.pool,
+            reason=self.reason,
+        )
+
+
+async def read_body_of(flow: _Flow, receive: Receive, limit_bytes: int) -> bytes:
+    """The body of `flow`'s request; see `read_body`."""
+    return await read_body({"headers": flow.headers}, receive, limit_bytes)

@@ -1,0 +1,167 @@
+"""The proxy's own endpoints: health, readiness, metrics, status, explain."""
+
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from proxy.admission.types import Request
+from proxy.admission.view import explain
+from proxy.api import state
+from proxy.api.asgi import BodyTooLarge, read_body
+from proxy.api.gate import Gate
+from proxy.api.headers import wait_limit_seconds
+from proxy.api.replies import JsonReply, refuse
+from proxy.settings import Settings
+from proxy.telemetry.metrics import CONTENT_TYPE, Metrics
+from proxy.tokens.shape import Api, BadRequest
+from proxy.tokens.sizer import Sizer
+
+LOOPBACK = ("127.0.0.1", "::1")
+Endpoint = Callable[[HttpRequest], Awaitable[Response]]
+
+
+class Own:
+    """Routes of `/admission/*`, `/metrics`, `/livez`, `/ready` and `/health`."""
+
+    def __init__(self, settings: Settings, gate: Gate, sizer: Sizer, metrics: Metrics) -> None:
+        self._settings = settings
+        self._gate = gate
+        self._sizer = sizer
+        self._metrics = metrics
+        key = settings.admin_key
+        self._admin_key = None if key is None else key.get_secret_value().encode()
+
+    def probes(self) -> list[Route]:
+        """What a load balancer or a kubelet asks, on the clients' own port."""
+        return [
+            Route("/livez", self._livez),
+            Route("/ready", self._ready),
+            Route("/health", self._health),
+        ]
+
+    def admin(self) -> list[Route]:
+        """What an operator asks; on another port where one is set."""
+        return [
+            Route("/metrics", self._metrics_text),
+            Route("/admission/status", self._guarded(self._status)),
+            Route("/admission/explain", self._guarded(self._explain), methods=["GET", "POST"]),
+        ]
+
+    async def _livez(self, _: HttpRequest) -> Response:
+        return JsonReply({"status": "alive"})
+
+    async def _ready(self, _: HttpRequest) -> Response:
+        """Counter loaded, a pool known, not draining."""
+        missing = []
+        if not self._sizer.ready:
+            missing.append("the token counter is still loading")
+        if not self._gate.controller.lines:
+            missing.append("no backend has reported a pool yet")
+        if self._gate.controller.draining:
+            missing.append("draining")
+        status = "not ready" if missing else "ready"
+        return JsonReply({"status": status, "missing": missing}, status_code=503 if missing else 200)
+
+    async def _health(self, _: HttpRequest) -> Response:
+        """Can a backend take work?"""
+        up = [name for name, line in self._gate.controller.lines.items() if line.pool.up]
+        body = {"status": "ok" if up else "no backend is up", "up": up, "down": self._gate.down_reasons}
+        return JsonReply(body, status_code=200 if up else 503)
+
+    async def _metrics_text(self, _: HttpRequest) -> Response:
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE)
+
+    async def _status(self, _: HttpRequest) -> Response:
+        return JsonReply(state.status(self._gate) | {"counting": self._sizer.stats()._asdict()})
+
+    async def _explain(self, http: HttpRequest) -> Response:
+        try:
+            request = self._described(http) if http.method != "POST" else await self._sized(http)
+        except BadRequest as error:
+            return refuse(Api.CHAT, 400, error.message, error.param)
+        except BodyTooLarge as error:
+            return refuse(Api.CHAT, 413, str(error))
+        explanation = explain(self._gate.controller, request, self._gate.clock())
+        ttft = explanation.predicted_wait_seconds + explanation.predicted_prefill_seconds
+        return JsonReply(
+            asdict(explanation)
+            | {
+                "prompt_tokens": request.prompt_tokens,
+                "max_tokens": request.max_tokens,
+                "wait_limit_seconds": request.wait_limit_seconds,
+                "predicted_ttft_seconds": ttft,
+            }
+        )
+
+    def _described(self, http: HttpRequest) -> Request:
+        """A request of so many tokens, as the query says."""
+        tokens = _whole(http, "tokens")
+        if tokens is None:
+            raise BadRequest(
+                "say how many prompt tokens: /admission/explain?tokens=180000&max_tokens=500", "tokens"
+            )
+        return Request(
+            rid="explain",
+            prompt_tokens=max(1, tokens),
+            max_tokens=_whole(http, "max_tokens"),
+            model=http.query_params.get("model", ""),
+            wait_limit_seconds=self._wait_limit(http),
+        )
+
+    async def _sized(self, http: HttpRequest) -> Request:
+        """A real request body, counted as if it had been sent."""
+        body = await read_body(http.scope, http.receive, self._settings.max_body_bytes)
+        sized = await self._sizer.size(_api_of(body), body)
+        return Request(
+            rid="explain",
+            prompt_tokens=max(1, sized.prompt_tokens),
+            max_tokens=sized.shape.max_tokens,
+            sequences=sized.shape.sequences,
+            model=sized.shape.model,
+            segments=sized.segments,
+            wait_limit_seconds=self._wait_limit(http),
+        )
+
+    def _wait_limit(self, http: HttpRequest) -> float:
+        most = self._settings.max_queue_seconds_limit
+        return wait_limit_seconds(http.scope["headers"], self._settings.max_queue_seconds, most)
+
+    def _guarded(self, endpoint: Endpoint) -> Endpoint:
+        async def guarded(http: HttpRequest) -> Response:
+            self._check_operator(http)
+            return await endpoint(http)
+
+        return guarded
+
+    def _check_operator(self, http: HttpRequest) -> None:
+        """The admin key where one is set; else, where clients have keys, loopback only."""
+        if self._admin_key is not None:
+            scheme, _, bearer = http.headers.get("authorization", "").partition(" ")
+            given = bearer if scheme.lower() == "bearer" else http.headers.get("x-admin-key", "")
+            if not secrets.compare_digest(given.strip().encode(), self._admin_key):
+                raise HTTPException(401, "this endpoint needs the admin key")
+        elif self._settings.api_keys_file is not None and (
+            http.client is None or http.client.host not in LOOPBACK
+        ):
+            raise HTTPException(403, "this endpoint answers loopback only; set PROXY_ADMIN_KEY to open it")
+
+
+def _api_of(body: bytes) -> Api:
+    """Which API a body was written for: `messages` is chat, `prompt` completions, else generate."""
+    if b'"messages"' in body:
+        return Api.CHAT
+    return Api.COMPLETIONS if b'"prompt"' in body else Api.GENERATE
+
+
+def _whole(http: HttpRequest, name: str) -> int | None:
+    value = http.query_params.get(name)
+    if value is None:
+        return None
+    if not value.isdecimal() or len(value) > 12:
+        raise BadRequest(f"{name} must be a whole number of tokens", name)
+    return int(value)

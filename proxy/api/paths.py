@@ -1,0 +1,43 @@
+"""Which paths exist for a client: admitted, forwarded, our own. Everything else is 404.
+
+SGLang's management endpoints (weights, flush, abort, sessions, profiler, pause, LoRA, ...) are
+closed by not being here; docs/security.md lists what they could do.
+"""
+
+from proxy.tokens.shape import Api
+
+INFERENCE: dict[str, Api] = {
+    "/v1/chat/completions": Api.CHAT,
+    "/v1/completions": Api.COMPLETIONS,
+    "/v1/responses": Api.RESPONSES,
+    "/v1/messages": Api.MESSAGES,
+    "/generate": Api.GENERATE,
+    "/v1/embeddings": Api.EMBEDDINGS,
+}
+
+#: Harmless reads, forwarded uncounted: (method, path).
+READS: frozenset[tuple[str, str]] = frozenset(
+    {
+        ("GET", "/v1/models"),
+        ("GET", "/get_model_info"),
+        ("GET", "/model_info"),
+        ("POST", "/tokenize"),
+        ("POST", "/v1/tokenize"),
+        ("POST", "/detokenize"),
+        ("POST", "/v1/detokenize"),
+        ("POST", "/v1/messages/count_tokens"),
+    }
+)
+MODEL_PREFIX = "/v1/models/"
+
+
+def is_read(method: str, path: str) -> bool:
+    """Whether `method path` may be forwarded as it is."""
+    return (method, path) in READS or (method == "GET" and path.startswith(MODEL_PREFIX))
+
+
+def family_of(path: str) -> Api:
+    """The API whose error shape an answer on `path` takes."""
+    if path.startswith("/v1/messages"):
+        return Api.MESSAGES
+    return INFERENCE.get(path, Api.CHAT)

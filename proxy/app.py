@@ -1,0 +1,121 @@
+"""Wiring: builds the pieces from the settings and ties them into one ASGI app."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Mount, Route
+
+from proxy.admission.controller import Controller
+from proxy.admission.limits import Limits
+from proxy.api import state
+from proxy.api.asgi import Receive, Scope, Send
+from proxy.api.gate import Gate
+from proxy.api.inference import Handler
+from proxy.api.own import Own
+from proxy.api.paths import INFERENCE, is_read
+from proxy.api.reads import Reads
+from proxy.api.replies import http_error
+from proxy.settings import Settings
+from proxy.telemetry.loop_lag import watch_loop_lag
+from proxy.telemetry.metrics import Metrics
+from proxy.tokens.sizer import Sizer
+from proxy.upstream.backend import Backend
+from proxy.upstream.client import make_client
+
+logger = logging.getLogger("proxy")
+
+
+def limits_of(settings: Settings) -> Limits:
+    """The core's limits, from the operator's settings."""
+    return Limits(
+        pool_headroom=settings.pool_headroom,
+        short_prefill_tokens=settings.short_prefill_tokens,
+        express_share=settings.express_share,
+        max_long_prefills=settings.max_long_prefills,
+        max_long_contexts=settings.max_long_contexts,
+        max_prompt_tokens=settings.max_prompt_tokens,
+        max_bypass_seconds=settings.max_bypass_seconds,
+        bypass_budget=settings.bypass_budget,
+        max_queue_seconds=settings.max_queue_seconds,
+        max_queue_requests=settings.max_queue_requests,
+        max_queue_tokens=settings.max_queue_tokens,
+        output_reserve_quantile=settings.output_reserve_quantile,
+        output_reserve_cap=settings.output_reserve_cap,
+    )
+
+
+class App:
+    """The ASGI app on the clients' port, and the operators' app where that is another one."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.sizer = Sizer()
+        self.metrics = Metrics(
+            lambda: state.snapshot(self.gate),
+            mode=settings.mode,
+            max_queue_seconds=settings.max_queue_seconds,
+        )
+        self.backends: dict[str, Backend] = {}
+        self.gate = Gate(Controller(limits_of(settings)), self.metrics, urge=self._urge)
+        self.client = make_client(connect_seconds=settings.connect_seconds)
+        self._all = [
+            Backend(
+                spec,
+                listener=self.gate,
+                client=self.client,
+                poll_seconds=settings.poll_seconds,
+                connect_seconds=settings.connect_seconds,
+                stall_seconds=settings.stall_seconds,
+            )
+            for spec in settings.backend_specs()
+        ]
+        own = Own(settings, self.gate, self.sizer, self.metrics)
+        apart = settings.admin_address is not None
+        self._inference = Handler(settings, self.sizer, self.gate, self.backend_of, self.metrics)
+        self._reads = Reads(settings, self.gate, self.backend_of)
+        self._rest = _router([*own.probes(), *([] if apart else own.admin())])
+        self.admin = _router([*own.probes(), *own.admin()]) if apart else None
+
+    def backend_of(self, pool: str) -> Backend:
+        """The backend that a pool belongs to."""
+        return next(backend for backend in self._all if pool in backend.pools)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"]
+            api = INFERENCE.get(path)
+            if api is not None and scope["method"] == "POST":
+                await self._inference.serve(api, scope, receive, send)
+                return
+            if is_read(scope["method"], path):
+                await self._reads.serve(scope, receive, send)
+                return
+        await self._rest(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Backends are watched and the counter is loaded inside; all is closed on the way out."""
+        lag = asyncio.create_task(watch_loop_lag(self.metrics.loop_lag))
+        try:
+            for backend in self._all:
+                await backend.start()
+            await self.sizer.load()
+            yield
+        finally:
+            lag.cancel()
+            for backend in self._all:
+                await backend.close()
+            self.gate.close()
+            self.sizer.close()
+            await self.client.aclose()
+
+    def _urge(self, pool: str) -> None:
+        self.backend_of(pool).urge()
+
+
+def _router(routes: list[Route]) -> Starlette:
+    return Starlette(routes=list[Route | Mount](routes), exception_handlers={HTTPException: http_error})

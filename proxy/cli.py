@@ -1,0 +1,74 @@
+"""The command line: `sglang-admission-proxy serve`, `simulator`, `demo`."""
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from proxy.settings import (
+    Settings,
+    SettingsError,
+    load_settings,
+    pending_variables,
+    unknown_variables,
+)
+from proxy.settings_sections import PENDING, SECTIONS
+from proxy.settings_text import help_text
+from proxy.telemetry import logs
+from proxy.telemetry.metrics import package_version
+
+DESCRIPTION = """\
+Admission control in front of SGLang: counts each prompt, keeps a ledger of the KV-cache tokens
+that are committed, and queues, refuses or routes long contexts before they starve everybody else.
+Point your OpenAI base URL at it instead of at SGLang.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is 0, 1 for trouble at run time, 2 for wrong settings."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    command: str = options.command
+    if command == "serve":
+        return _serve()
+    raise AssertionError(command)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sglang-admission-proxy", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=package_version())
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser(
+        "serve",
+        help="run the proxy; everything comes from environment variables",
+        description="Run the proxy. Everything comes from these environment variables:",
+        epilog=help_text(SECTIONS, PENDING),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def _serve() -> int:
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        print(f"sglang-admission-proxy: {error}", file=sys.stderr)
+        return 2
+    logs.configure(settings.log_level, settings.log_format)
+    for warning in (*unknown_variables(), *pending_variables()):
+        logging.getLogger("proxy").warning("%s", warning)
+    return _run(settings)
+
+
+def _run(settings: Settings) -> int:
+    from proxy.serve import serve  # late: it imports the servers, which `--help` does not need
+
+    try:
+        asyncio.run(serve(settings))
+    except OSError as error:
+        print(f"sglang-admission-proxy: {error}", file=sys.stderr)
+        return 1
+    except SystemExit as error:  # uvicorn could not bind; it has said so in the log
+        return int(error.code or 1)
+    return 0

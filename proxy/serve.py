@@ -1,0 +1,99 @@
+"""The process: listening sockets, signals, and leaving in good order."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from proxy.app import App
+from proxy.settings import Settings
+
+logger = logging.getLogger("proxy")
+
+BACKLOG_CONNECTIONS = 2048
+KEEPALIVE_SECONDS = 75  # longer than the idle time of common load balancers in front
+LEAVE_POLL_SECONDS = 0.05
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: this process drains before it stops listening."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        raise AssertionError("signals are handled by serve()")
+
+
+def _server(app: Any, host: str, port: int) -> _Server:
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        loop="auto",
+        http="auto",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG_CONNECTIONS,
+        timeout_keep_alive=KEEPALIVE_SECONDS,
+        timeout_graceful_shutdown=1,
+    )
+    return _Server(config)
+
+
+async def serve(settings: Settings) -> None:
+    """Run the proxy until a signal ends it.
+
+    SIGTERM and the first SIGINT: the queued are refused, new requests get 503, running ones
+    finish within PROXY_DRAIN_SECONDS. A second SIGINT leaves at once.
+    """
+    app = App(settings)
+    servers = [_server(app, settings.host, settings.port)]
+    if app.admin is not None and settings.admin_address is not None:
+        servers.append(_server(app.admin, *settings.admin_address))
+    leaving = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        if leaving.is_set():
+            for server in servers:
+                server.should_exit = server.force_exit = True
+        leaving.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, leave)
+    async with app.running():
+        running = [asyncio.create_task(server.serve()) for server in servers]
+        waiting = asyncio.create_task(leaving.wait())
+        logger.info("listening on http://%s:%d", settings.host, settings.port)
+        await asyncio.wait([*running, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            await _drain(app, servers, settings.drain_seconds)
+        waiting.cancel()
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*running)
+
+
+async def _drain(app: App, servers: list[_Server], seconds: float) -> None:
+    app.gate.drain()
+    left = app.gate.open_tickets
+    logger.info("draining: %d requests are running, up to %.0f s", left, seconds)
+    deadline = asyncio.get_running_loop().time() + seconds
+    while app.gate.open_tickets and asyncio.get_running_loop().time() < deadline:
+        if any(server.force_exit for server in servers):
+            return
+        await asyncio.sleep(LEAVE_POLL_SECONDS)
+    if app.gate.open_tickets:
+        logger.warning("%d requests are cut off after %.0f s", app.gate.open_tickets, seconds)

@@ -1,0 +1,45 @@
+"""The decision log: one JSON line per admission decision, for replay and audit. No text of any prompt."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import orjson
+
+from proxy.telemetry.line_writer import LineWriter
+
+logger = logging.getLogger(__name__)
+
+
+class DecisionLog:
+    """Appends to the file at `path`, created with access for its owner only.
+
+    A file that cannot be written never harms a request: its lines are dropped, counted by
+    `dropped`, and the log says so once. Truncation by logrotate (`copytruncate`) is fine.
+    """
+
+    def __init__(self, path: Path, *, dropped: Callable[[int], object]) -> None:
+        self._dropped = dropped
+        self._unencodable_said = False
+        self._writer = LineWriter(
+            lambda: os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600),
+            dropped=dropped,
+            said=lambda text: logger.warning("decision log %s: %s", path, text),
+        )
+
+    def write(self, decision: Mapping[str, object]) -> None:
+        """One decision. Never blocks, never raises."""
+        try:
+            line = orjson.dumps(decision, option=orjson.OPT_NON_STR_KEYS)
+        except TypeError as error:  # a lone surrogate in a name, or a value JSON has no form for
+            self._dropped(1)
+            if not self._unencodable_said:
+                self._unencodable_said = True
+                logger.warning("decision log: a line cannot be encoded (%s); such lines are dropped", error)
+            return
+        self._writer.write(line)
+
+    def close(self) -> None:
+        """Writes what is pending and closes the file."""
+        self._writer.close()

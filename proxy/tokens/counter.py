@@ -1,0 +1,124 @@
+"""Tokens of a text: in windows, remembered, and never an exception."""
+
+import logging
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Protocol
+
+from proxy.tokens.memo import Memo
+
+logger = logging.getLogger(__name__)
+
+# Small windows keep every stretch of encoding short (about 0.3 ms; tiktoken's panic on long runs of
+# spaces starts at 600 KB), and let prompts that differ late share the earlier windows.
+WINDOW_CHARS = 8_192
+_CUT_CHARS = 2_048  # where in the end of a window a cut that costs nothing is looked for
+_CUT_TRIES = 64
+MEMO_LEAST_CHARS = 256  # below, counting is as cheap as hashing
+_SAMPLE_CHARS = 256  # of each window when there is no time to count it
+_BYTES_PER_TOKEN = 3.5  # where the encoder fails: between prose (4.4) and JSON (3.0)
+
+
+class Encoder(Protocol):
+    """What a counter needs of a tokenizer; `tiktoken.Encoding` is one."""
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        """The ids of `text`, read as plain text."""
+
+
+def windows(text: str) -> Iterator[str]:
+    """Cuts `text` into pieces of at most `WINDOW_CHARS` whose token counts add up to its own.
+
+    A cut lies where no token crosses: in a letter | space letter, or a newline | letter. Where a
+    window offers none it is cut hard, which adds at most 1.5 tokens. Each cut depends only on the
+    text before the end of its window, so that a text that grows keeps its earlier windows.
+    """
+    start, size = 0, len(text)
+    while size - start > WINDOW_CHARS:
+        end = start + WINDOW_CHARS
+        cut = _cut(text, end - _CUT_CHARS, end)
+        yield text[start:cut]
+        start = cut
+    yield text[start:] if start else text
+
+
+def _cut(text: str, low: int, high: int) -> int:
+    position = high
+    for _ in range(_CUT_TRIES):
+        position = text.rfind(" ", low, position)
+        if position < 0:
+            break
+        if _latin(text[position - 1]) and _latin(text[position + 1]):
+            return position
+    position = high
+    for _ in range(_CUT_TRIES):
+        position = text.rfind("\n", low, position)
+        if position < 0:
+            break
+        if _latin(text[position + 1]):
+            return position + 1
+    return high
+
+
+def _latin(char: str) -> bool:
+    return char.isascii() and char.isalpha()
+
+
+def utf8(text: str) -> bytes:
+    """`text` as UTF-8; lone surrogates as they are, so that no text fails."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+class Counter:
+    """Counts with one encoder; remembers the counts of strings by their digest.
+
+    Safe to use from the event loop and the counting thread at once.
+    """
+
+    def __init__(self, encoder: Encoder | None, *, memo_entries: int) -> None:
+        self._encoder = encoder
+        self._memo: Memo[int] = Memo(memo_entries)
+        self.failures = 0
+
+    @property
+    def memo_entries(self) -> int:
+        """How many strings' counts are remembered."""
+        return len(self._memo)
+
+    def window(self, text: str, data: bytes, *, sampled: bool = False) -> tuple[int, bytes | None]:
+        """Tokens of one window, and its digest when it is long enough to be remembered.
+
+        `data` is `text` as UTF-8. With `sampled` what is not remembered is estimated from a part of it.
+        """
+        if len(text) < MEMO_LEAST_CHARS:
+            return (self.encode(text, len(data)) if text else 0), None
+        key = blake2b(data, digest_size=16).digest()
+        tokens = self._memo.get(key)
+        if tokens is not None:
+            return tokens, key
+        if sampled and len(text) > 2 * _SAMPLE_CHARS:
+            middle = (len(text) - _SAMPLE_CHARS) // 2
+            sample = text[middle : middle + _SAMPLE_CHARS]
+            return -(-self.encode(sample, len(utf8(sample))) * len(text) // _SAMPLE_CHARS), key
+        tokens = self.encode(text, len(data))
+        self._memo.put(key, tokens)
+        return tokens, key
+
+    def encode(self, text: str, size_bytes: int) -> int:
+        """Tokens of `text` by the encoder, by its bytes where that fails or is not loaded yet."""
+        if self._encoder is not None:
+            try:
+                return len(self._encoder.encode_ordinary(text))
+            except Exception as error:  # noqa: BLE001 a failing counter must never refuse a request
+                self._failed(error)
+            except BaseException as error:
+                # A panic in tiktoken's Rust code; the class cannot be imported.
+                if type(error).__name__ != "PanicException":
+                    raise
+                self._failed(error)
+        return max(1, round(size_bytes / _BYTES_PER_TOKEN))
+
+    def _failed(self, error: BaseException) -> None:
+        self.failures += 1
+        if self.failures == 1:
+            logger.warning("token counter failed (%s): counting by bytes", type(error).__name__)

@@ -1,0 +1,79 @@
+"""/v1/responses."""
+
+from typing import Any
+
+from proxy.tokens import fields
+from proxy.tokens.chat import REPLY_TOKENS
+from proxy.tokens.content import MESSAGE_TOKENS, add_content, add_tool_call, dumped
+from proxy.tokens.media import MediaRules
+from proxy.tokens.prompts import cache_scope, media_count, media_tokens
+from proxy.tokens.shape import Api, BadRequest, Prompt, Reading, Shape, Unit
+
+
+def read_responses(body: dict[str, Any], rules: MediaRules) -> Reading:
+    """Shape and prompt of a response request.
+
+    With `previous_response_id` the body shows only the last turn: `Shape.history` names the rest.
+    """
+    given = body.get("input")
+    if given is None or given == [] or given == "":
+        raise BadRequest("input must be a non-empty string or array", "input")
+    if not isinstance(given, str | list):
+        raise fields.wrong_type(given, "a string or an array", "input")
+    units: list[Unit] = []
+    tools = [] if body.get("tool_choice") == "none" else fields.array(body, "tools")
+    if tools:
+        units.append(Unit("tools", [dumped([_chat_form(tool) for tool in tools], "tools")]))
+    instructions = fields.string(body, "instructions")
+    if instructions:
+        units.append(Unit("system", [instructions], MESSAGE_TOKENS))
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    units.extend(_item(item, index, rules) for index, item in enumerate(items))
+    units.append(Unit("reply", [], REPLY_TOKENS))
+    shape = Shape(
+        api=Api.RESPONSES,
+        model=fields.string(body, "model") or "",
+        stream=fields.boolean(body, "stream"),
+        wants_usage=True,  # the final event carries it
+        max_tokens=fields.integer(body, "max_output_tokens", least=0),
+        media=media_count([units]),
+        media_tokens=media_tokens([units]),
+        session=fields.label(body, "prompt_cache_key", "session_id"),
+        user=fields.label(body, "user"),
+        history=fields.string(body, "previous_response_id"),
+        background=fields.boolean(body, "background"),
+        cache_scope=cache_scope(body),
+        fields=frozenset(body),
+    )
+    return Reading(shape, Prompt([units], tools=bool(tools)))
+
+
+def _chat_form(tool: object) -> object:
+    """A function tool in the form the chat template prints: its fields under `function`."""
+    if not isinstance(tool, dict) or tool.get("type") != "function" or "function" in tool:
+        return tool
+    function = {name: value for name, value in tool.items() if name != "type"}
+    return {"type": "function", "function": function}
+
+
+def _item(item: object, index: int, rules: MediaRules) -> Unit:
+    where = f"input[{index}]"
+    if not isinstance(item, dict):
+        raise fields.wrong_type(item, "an object", where)
+    kind = item.get("type", "message")
+    if kind == "reasoning":
+        return Unit("reasoning")
+    if kind == "function_call":
+        unit = Unit("assistant", [], MESSAGE_TOKENS)
+        add_tool_call(unit, item.get("name"), item.get("arguments"))
+        return unit
+    if kind == "function_call_output":
+        unit = Unit("tool", [], MESSAGE_TOKENS)
+        add_content(unit, item.get("output"), rules, f"{where}.output")
+        return unit
+    role = item.get("role", "user")
+    if not isinstance(role, str):
+        raise BadRequest(f"{where}.role must be a string", f"{where}.role")
+    unit = Unit(role, [], MESSAGE_TOKENS)
+    add_content(unit, item.get("content"), rules, f"{where}.content")
+    return unit

@@ -1,0 +1,65 @@
+"""The smallest edit of a client's JSON body: a few keys spliced in before its last brace.
+
+The last of equal keys wins in every JSON parser SGLang has used, so a spliced key also replaces
+the client's own, and the body is never parsed and written again.
+"""
+
+import re
+from collections.abc import Iterable
+
+from proxy.upstream.errors import BodyRefused
+from proxy.upstream.sglang import STEERING, USAGE_FIELD, Steer, load_json
+
+_BLANK = b" \t\r\n"
+_NAMES = "|".join((*STEERING, USAGE_FIELD))
+# Quotes inside JSON strings are escaped, so `"name":` can only be a key, though at any depth.
+# The second half finds keys that hide behind escapes (`"r\u0069d"`): no encoder escapes a
+# letter, a digit or an underscore.
+_SUSPECT = re.compile(rb'"(?:' + _NAMES.encode() + rb')"\s*:|\\u00(?:6[1-9A-Fa-f]|7[0-9Aa]|5[Ff])')
+
+
+def screen(body: bytes) -> tuple[str, ...]:
+    """Names of the steering fields that the body sets at its top level and that must be overridden.
+
+    Raises BodyRefused for a field that cannot be honoured, and for a body that is not one JSON
+    object in UTF-8. Costs one scan; parses only a body that names such a field somewhere.
+    """
+    _last_brace(body)
+    if not _SUSPECT.search(body):
+        return ()
+    document = load_json(body)
+    if not isinstance(document, dict):
+        raise BodyRefused("the body is not a valid JSON object")
+    for name, action in STEERING.items():
+        if action is Steer.REFUSE and document.get(name):
+            raise BodyRefused(f"{name} is not supported through this proxy", name)
+    overridden = [n for n, action in STEERING.items() if action is Steer.NULL and document.get(n) is not None]
+    if document.get(USAGE_FIELD) is not None:
+        overridden.append(USAGE_FIELD)
+    return tuple(overridden)
+
+
+def splice(body: bytes, fields: Iterable[tuple[str, bytes]]) -> bytes:
+    """The body with `fields` (name, JSON text) as its last keys. Raises BodyRefused as `screen`."""
+    end = _last_brace(body)
+    before = end - 1
+    while body[before] in _BLANK:
+        before -= 1
+    added = b",".join(b'"%b":%b' % (name.encode(), value) for name, value in fields)
+    if not added:
+        return body
+    comma = b"" if body[before] == ord("{") else b","
+    return b"".join((body[:end], comma, added, body[end:]))
+
+
+def _last_brace(body: bytes) -> int:
+    """Where the object's closing brace is. UTF-16, a byte order mark or anything else is refused."""
+    end = len(body) - 1
+    while end >= 0 and body[end] in _BLANK:
+        end -= 1
+    start = 0
+    while start < end and body[start] in _BLANK:
+        start += 1
+    if end < 1 or body[end] != ord("}") or body[start] != ord("{"):
+        raise BodyRefused("the body must be one JSON object, in UTF-8 without a byte order mark")
+    return end

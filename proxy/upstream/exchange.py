@@ -1,0 +1,389 @@
+"""One request under way at a server: sent, its answer forwarded as it comes, and watched."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from types import TracebackType
+from typing import Any, Protocol, Self, cast
+
+import httpx
+
+from proxy.admission.types import LoadSample
+from proxy.upstream.body import splice
+from proxy.upstream.call import Call, Observed
+from proxy.upstream.errors import UpstreamBroken, UpstreamBusy, UpstreamUnreachable
+from proxy.upstream.link import Headers, Link, end_to_end, reason_of
+from proxy.upstream.sglang import RID_HEADER, Route
+from proxy.upstream.sse import EventPace, early_error, has_event
+from proxy.upstream.watch import AnswerWatch
+
+# A stream's first event is waited for whole, so that a failure can become a status.
+_LARGEST_FIRST_EVENT_BYTES = 64 * 1024
+_LARGEST_REASON_BYTES = 4096
+_BUSY_STATUSES = (429, 503)
+# For the few bytes that follow a failure, so that the connection can be used again.
+_DRAIN_SECONDS = 1.0
+# How often whoever takes an exchange over looks whether its reader has let go.
+_HANDOVER_SECONDS = 0.02
+
+
+class Owner(Protocol):
+    """What an exchange needs of its backend."""
+
+    link: Link
+    clock: Callable[[], float]
+    stall_seconds: float
+    pace: EventPace
+
+    def edit(self, call: Call, route: Route, rid: str) -> tuple[list[tuple[str, bytes]], bool]:
+        """The keys to splice into the body, and whether they ask for a usage chunk to swallow."""
+
+    def lost(self, exchange: "Exchange") -> None:
+        """Nobody will read this unfinished exchange: abort it, then `close` it."""
+
+    def orphaned(self, exchange: "Exchange", rid: str) -> None:
+        """Sent under this id before, and the connection died: abort it should it have arrived."""
+
+    def settled(self, exchange: "Exchange") -> None:
+        """No more bytes will come of it."""
+
+
+class Exchange:
+    """Iterate it for the answer's bytes, and close it (or leave its `async with`) in any case.
+
+    Closing one that has not ended hands it to the backend, which aborts the request at the
+    server and keeps the connection until then. Reading happens only when asked: a slow client
+    slows the server, and nothing is buffered but the chunk in hand.
+    """
+
+    def __init__(self, call: Call, route: Route | None, owner: Owner, baseline: LoadSample | None) -> None:
+        self.call = call
+        self.route = route
+        self.baseline = baseline  # the pool's load when this was sent
+        self.rid = call.rid  # as sent, without the route's prefix; a retry takes a fresh one
+        self.status = 0
+        self.headers: Headers = []
+        self.early_error: tuple[int, str, str] | None = None  # status, message, type of a failed 200 stream
+        self.observed = Observed()
+        self.sent_at: float | None = None  # first byte handed to the transport, later the last
+        self.delivered = False  # all of the request was handed to the transport
+        self.first_byte_at: float | None = None
+        self.over = asyncio.Event()  # no more bytes will come: complete, broken or closed
+        self._owner = owner
+        self._on_first_token: Callable[[], None] | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._response: httpx.Response | None = None
+        self._raw: AsyncGenerator[bytes, None] | None = None
+        self._ready = b""
+        self._watch: AnswerWatch | None = None
+        self._reading = False
+        self._cut = False  # a read was cancelled: the transport has closed the connection
+        self._taken = False
+        self._given_up: str | None = None
+
+    @property
+    def on_first_token(self) -> Callable[[], None] | None:
+        """Called once, on the event loop, when the first token passes; at once if it has passed."""
+        return self._on_first_token
+
+    @on_first_token.setter
+    def on_first_token(self, callback: Callable[[], None] | None) -> None:
+        self._on_first_token = callback
+        if callback is not None and self.observed.first_token_at is not None:
+            callback()
+
+    # --- until the answer begins
+
+    async def open(self) -> None:
+        """Send, and wait for status, headers and (of a stream) the first event.
+
+        Runs as a task of its own: when the caller is cancelled, the connection stays open until
+        the request is aborted. Raises UpstreamUnreachable, UpstreamBusy or BodyRefused.
+        """
+        self._opening = asyncio.create_task(self._open(), name=f"open {self.rid}")
+        try:
+            await asyncio.shield(self._opening)
+        except asyncio.CancelledError:
+            if self._given_up is not None and self._opening.cancelled():
+                self._abandon()
+                raise UpstreamUnreachable(self._given_up, sent=self.sent_at is not None) from None
+            self._abandon()
+            raise
+        except UpstreamUnreachable as error:
+            if error.sent:
+                self._abandon()
+            else:
+                self._settle()
+            raise
+        except Exception:
+            await self.close()
+            raise
+
+    async def _open(self) -> None:
+        response, swallow = await self._send()
+        self._response = response
+        self._raw = cast("AsyncGenerator[bytes, None]", response.aiter_raw())
+        self.first_byte_at = self._owner.clock()
+        # From here on bytes flow, and silence means trouble. The transport looks into this very
+        # dict when it is first asked for the body.
+        response.request.extensions["timeout"]["read"] = self._owner.stall_seconds
+        self.status = response.status_code
+        self.headers = end_to_end(response.headers.raw)
+        streamed = response.headers.get("content-type", "").startswith("text/event-stream")
+        # Without streaming SGLang answers only once the engine is done with the request.
+        self.observed.ended = not streamed
+        if self.route is None:
+            return
+        if self.status in _BUSY_STATUSES:
+            raise UpstreamBusy(await self._reason(), status=self.status)
+        if self.status == 200 and "content-encoding" not in response.headers:
+            await self._begin(self.route, streamed, swallow and streamed)
+
+    async def _begin(self, route: Route, streamed: bool, swallow_usage: bool) -> None:
+        self._watch = AnswerWatch(
+            route,
+            self.observed,
+            streamed=streamed,
+            swallow_usage=swallow_usage,
+            sequences=self.call.sequences,
+            pace=self._owner.pace,
+            clock=self._owner.clock,
+            on_token=self._first_token,
+        )
+        if streamed:
+            await self._first_event(self._watch)
+        else:
+            self.observed.first_token_at = self.first_byte_at
+            self._first_token()
+
+    async def _send(self) -> tuple[httpx.Response, bool]:
+        retried = False
+        while True:
+            trace = _Trace(self, self._owner.clock)
+            request, swallow = self._request(trace)
+            try:
+                return await self._owner.link.send(request), swallow
+            except httpx.TransportError as error:
+                if self.sent_at is None:
+                    raise UpstreamUnreachable(reason_of(error), sent=False) from error
+                # An idle connection that the server closed under us. Most likely nothing arrived;
+                # should it have, its id would be refused as a duplicate: take another.
+                if retried or not trace.reused or trace.answered or self._taken:
+                    raise UpstreamUnreachable(reason_of(error), sent=True) from error
+                retried = True
+                self._owner.orphaned(self, self.rid)
+                self.rid = secrets.token_hex((len(self.rid) + 1) // 2)[: len(self.rid)]
+                self.sent_at, self.delivered = None, False
+
+    def _request(self, trace: "_Trace") -> tuple[httpx.Request, bool]:
+        call, body, headers, swallow = self.call, self.call.body, self.call.headers, False
+        if self.route is not None and body and call.rid:
+            fields, swallow = self._owner.edit(call, self.route, self.rid)
+            body = splice(body, fields)
+            if self.route.rid_field is None:
+                headers = [*headers, (RID_HEADER, self.rid.encode())]
+        return self._owner.link.request(call.method, call.path, headers, body, trace=trace), swallow
+
+    async def _first_event(self, watch: AnswerWatch) -> None:
+        """Reads the first event whole. A failure becomes `early_error`, or UpstreamBusy."""
+        seen = b""
+        try:
+            while not has_event(seen) and len(seen) < _LARGEST_FIRST_EVENT_BYTES:
+                chunk = await self._read()
+                seen += chunk
+                self._ready += watch.see(chunk)
+        except StopAsyncIteration:
+            self._ready += self._complete()
+        except UpstreamBroken as error:
+            raise UpstreamUnreachable(error.reason, sent=True) from error
+        failure = early_error(seen)
+        if failure is None:
+            return
+        self.observed.ended = True
+        self.observed.first_token_at = None
+        self.observed.error = failure[1]
+        await self._read_rest()
+        if failure[0] in _BUSY_STATUSES:
+            raise UpstreamBusy(failure[1], status=failure[0])
+        self.early_error = failure
+
+    async def _reason(self) -> str:
+        """Why the server refused, from the body of its answer."""
+        content = (await self._read_rest())[:_LARGEST_REASON_BYTES]
+        return content.decode(errors="replace") or f"status {self.status}"
+
+    async def _read_rest(self) -> bytes:
+        """What follows, if it is short and comes at once, so that the connection can be used again."""
+        content = b""
+        with contextlib.suppress(UpstreamBroken, TimeoutError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                try:
+                    while len(content) < _LARGEST_FIRST_EVENT_BYTES:
+                        content += await self._read()
+                except StopAsyncIteration:
+                    self._settle()
+        return content
+
+    # --- while it is read
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next bytes. Raises UpstreamBroken when the server dies, resets or falls silent."""
+        if self._ready:
+            ready, self._ready = self._ready, b""
+            return ready
+        while not (self._taken or self.over.is_set()):
+            try:
+                chunk = await self._read()
+            except StopAsyncIteration:
+                chunk = self._complete()
+                if chunk:
+                    return chunk
+                break
+            except UpstreamBroken:
+                self._abandon()
+                raise
+            if self._watch is not None:
+                chunk = self._watch.see(chunk)
+            if chunk:
+                return chunk
+        raise StopAsyncIteration
+
+    async def _read(self) -> bytes:
+        assert self._raw is not None
+        self._reading = True
+        try:
+            return await anext(self._raw)
+        except StopAsyncIteration:
+            raise
+        except httpx.ReadTimeout as error:
+            raise self._broken(f"silent for {self._owner.stall_seconds:g} s") from error
+        except (httpx.TransportError, httpx.StreamError) as error:
+            raise self._broken(f"connection lost: {reason_of(error)}") from error
+        except BaseException:
+            self._cut = True
+            raise
+        finally:
+            self._reading = False
+
+    def _broken(self, reason: str) -> UpstreamBroken:
+        self._cut = True
+        if self.observed.error is None:
+            self.observed.error = reason
+        return UpstreamBroken(reason)
+
+    def _complete(self) -> bytes:
+        """The body has ended as it should. Returns bytes that were still held."""
+        rest = self._watch.finish() if self._watch else b""
+        self.observed.ended = True
+        self._settle()
+        return rest
+
+    def _first_token(self) -> None:
+        if self._on_first_token is not None:
+            self._on_first_token()
+
+    # --- its end
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Done with it. Returns at once also when it must be aborted: that goes on in the background."""
+        if self.observed.ended:
+            await self.close()
+        elif not self.over.is_set():
+            self._abandon()
+
+    def _abandon(self) -> None:
+        if not self._taken:
+            self._owner.lost(self)
+
+    def _settle(self) -> None:
+        if not self.over.is_set():
+            self.over.set()
+            self._owner.settled(self)
+
+    # --- for the backend, which aborts it
+
+    def take(self) -> None:
+        """From now on the backend reads; whoever iterates gets no more."""
+        self._taken = True
+
+    def give_up(self, reason: str) -> None:
+        """The server is gone: if the answer has not begun, `open` raises UpstreamUnreachable."""
+        if self._opening is not None and not self._opening.done():
+            self._given_up = reason
+            self._opening.cancel()
+
+    def has_ended(self) -> bool:
+        """Whether the engine is done with it."""
+        return self.observed.ended
+
+    async def drain(self) -> None:
+        """Reads the rest for what it says, until it is over. Raises nothing but cancellation."""
+        if self._opening is not None:
+            await asyncio.wait({self._opening})
+            if self._opening.cancelled() or self._opening.exception() is not None:
+                self._settle()
+        while not self.over.is_set():
+            if self._reading:
+                await asyncio.sleep(_HANDOVER_SECONDS)
+                continue
+            if self._cut or self._raw is None:
+                self._settle()
+                break
+            try:
+                chunk = await self._read()
+                if self._watch is not None:
+                    self._watch.see(chunk)
+            except StopAsyncIteration:
+                self._complete()
+            except UpstreamBroken:
+                self._settle()
+
+    async def close(self) -> None:
+        """Lets the connection go: back to the pool where the body was complete, else closed."""
+        if self._opening is not None and not self._opening.done():
+            self._given_up = self._given_up or "aborted"
+            self._opening.cancel()
+            await asyncio.wait({self._opening})
+            if not self._opening.cancelled():
+                self._opening.exception()  # whoever waits in `open` has it too
+        if self._raw is not None and not self._reading:
+            await self._raw.aclose()
+        if self._response is not None:
+            await self._response.aclose()
+        self._settle()
+
+
+class _Trace:
+    """What the transport reports of one attempt: whether its connection was new, what was sent."""
+
+    __slots__ = ("_clock", "_exchange", "answered", "reused")
+
+    def __init__(self, exchange: Exchange, clock: Callable[[], float]) -> None:
+        self._exchange = exchange
+        self._clock = clock
+        self.reused = True
+        self.answered = False
+
+    async def __call__(self, event: str, info: dict[str, Any]) -> None:
+        match event:
+            case "connection.connect_tcp.started" | "connection.connect_unix_socket.started":
+                self.reused = False
+            case "http11.send_request_headers.started":
+                self._exchange.sent_at = self._clock()
+            case "http11.send_request_body.complete":
+                self._exchange.sent_at = self._clock()
+                self._exchange.delivered = True
+            case "http11.receive_response_headers.complete":
+                self.answered = True

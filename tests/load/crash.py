@@ -1,0 +1,100 @@
+"""The engine dies by kill -9 in the middle of everything, and comes back."""
+
+import asyncio
+import time
+from pathlib import Path
+
+from tests.load.figures import Row, require
+from tests.load.outcome import Outcome
+from tests.load.process import Say
+from tests.load.proxy import ProxyServer
+from tests.load.scenarios import Engine
+from tests.load.stage import Stage, Timeout, Visitor
+from tests.sglang.server import SGLangServer
+
+STREAMS = 6
+ANSWER_SECONDS = 10.0  # until every client with a request in the dead engine has its answer
+RESUME_SECONDS = 5.0  # until traffic flows again, once the engine is ready
+WAITER_SECONDS = 90.0  # until a request that was queued when it died is served or refused
+SETTLE_SECONDS = 15.0
+
+
+def crash(server: SGLangServer, engine: Engine, folder: Path, say: Say, rounds: int = 1) -> list[Row]:
+    """Kills and restarts the server under running, prefilling and queued requests; gives the table."""
+    settings = {"PROXY_MAX_QUEUE_SECONDS": "600"}
+    with ProxyServer(server.base_url, settings, log_path=folder / "proxy.log", say=say) as proxy:
+        stage = Stage(server, proxy)
+        return [row for _ in range(rounds) for row in asyncio.run(_play(stage, say))]
+
+
+async def _play(stage: Stage, say: Say) -> list[Row]:
+    server, proxy = stage.server, stage.proxy
+    pool, pid = server.pool, proxy.pid
+    streams = [stage.visit("stream", 300, 4_000) for _ in range(STREAMS)]
+    for visitor in streams:
+        await stage.until("all streams run", visitor.streams)
+    large = [stage.visit("large", round(0.6 * pool), 200) for _ in range(2)]  # one prefills, one waits
+    await stage.until("a prefill is under way", lambda: _uses_more_than(stage, 0.1 * pool))
+    say("  kill -9 of the engine")
+    server.kill9()
+    killed = time.monotonic()
+    inside = [*streams, large[0]]
+    slowest = await _all_answered(inside, killed)
+    server.start(wait=False)  # from this thread: the kernel ends a server with the thread that started it
+    await asyncio.to_thread(server.wait_ready)
+    ready = time.monotonic()
+    resumed = await _until_served(stage) - ready
+    outcomes = [visitor.outcome for visitor in inside]
+    waiter = await asyncio.wait_for(large[1].end(), WAITER_SECONDS)
+    await stage.until("all is idle and nothing charged", stage.is_idle, SETTLE_SECONDS)
+    answered = sum(map(_was_answered, outcomes))
+    same = proxy.is_running() and proxy.pid == pid
+    return [
+        require(
+            "clients with an answer", "", f"{answered}/{len(outcomes)}", "all", answered == len(outcomes)
+        ),
+        require(
+            "slowest answer", "", f"{slowest:.1f} s", f"<= {ANSWER_SECONDS:g} s", slowest <= ANSWER_SECONDS
+        ),
+        require(
+            "the one that was queued",
+            "",
+            "served" if waiter.served else f"status {waiter.status}",
+            "an answer",
+            _was_answered(waiter),
+        ),
+        require(
+            "traffic again", "", f"{resumed:.1f} s", f"<= {RESUME_SECONDS:g} s", resumed <= RESUME_SECONDS
+        ),
+        require("the proxy's process", "", "the same" if same else "another", "the same", same),
+        require("ledger at the end", "", "0", "exactly 0", True),  # is_idle has waited for it
+    ]
+
+
+def _was_answered(outcome: Outcome) -> bool:
+    """A whole answer, an error status, or an error event at the end of a stream."""
+    return outcome.status != 0 and not outcome.broken
+
+
+async def _uses_more_than(stage: Stage, tokens: float) -> bool:
+    return await stage.used_tokens() > tokens
+
+
+async def _all_answered(visitors: list[Visitor], killed: float) -> float:
+    try:
+        async with asyncio.timeout(3 * ANSWER_SECONDS):
+            outcomes = [await visitor.end() for visitor in visitors]
+    except TimeoutError as late:
+        raise Timeout("some clients never got an answer") from late
+    return max((outcome.ended_at or killed) - killed for outcome in outcomes)
+
+
+async def _until_served(stage: Stage) -> float:
+    """Asks small things until one is served; says when it began to be."""
+
+    async def served() -> bool:
+        outcome = await stage.visit("small", 200, 4).end()
+        return outcome.served
+
+    await stage.until("a request is served again", served)
+    return time.monotonic()

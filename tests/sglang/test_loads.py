@@ -1,0 +1,39 @@
+"""The loads of `make bench`, small enough for every change: direct and proxied, held to the same table.
+
+Short runs on two shared cores are noisy, so ratios of times get the slack that `SLACK` gives; what
+is no matter of speed (failures, ledger, retractions, the engine's queue) gets none.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.load.figures import Row, Run, table
+from tests.load.runs import run_direct, run_proxied
+from tests.load.scenarios import SCENARIOS, Mix, Scenario
+from tests.sglang.server import SGLangServer
+
+SLACK = 1.5
+SCALES = {"story": 0.3, "story-eos": 0.3, "outputs": 0.35, "batch30": 0.2, "refusal": 0.4}
+
+
+def play(scenario: Scenario, server: SGLangServer, folder: Path) -> tuple[Run, Run]:
+    workload = scenario.build(Mix(seed=11, scale=SCALES[scenario.name]))
+    direct = run_direct(server, workload)
+    settings: Mapping[str, str] = scenario.settings(direct)
+    return direct, run_proxied(server, workload, settings, log_path=folder / "proxy.log")
+
+
+def fails(row: Row) -> bool:
+    if row.value is None or row.limit is None:
+        return row.ok is False
+    return row.value > row.limit * SLACK
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_the_proxied_load_keeps_what_is_required(name: str, server: SGLangServer, tmp_path: Path) -> None:
+    scenario = SCENARIOS[name]
+    rows = scenario.judge(*play(scenario, server, tmp_path))
+    print(f"\n{name}: {scenario.summary}\n{table(rows)}")
+    assert not [row.figure for row in rows if fails(row)], f"\n{table(rows)}"
