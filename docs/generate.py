@@ -40,7 +40,7 @@ Gauges are read from the proxy's state at the moment of the scrape.
 * Histograms have `_bucket`, `_sum` and `_count`. Errors are absolute, with their `direction` as a label,
   since `rate()` over a signed histogram means nothing.
 
-Dashboards are in `grafana/`, scrape configuration, recording rules and alerts in `deploy/prometheus/`, and what
+Dashboards are in `grafana/`; scrape configuration, recording rules and alerts in `deploy/prometheus/`; what
 to do about each alert in [runbooks](runbooks.md).
 
 """

@@ -36,6 +36,8 @@ def limits_of(settings: Settings) -> Limits:
         short_prefill_tokens=settings.short_prefill_tokens,
         express_share=settings.express_share,
         max_long_prefills=settings.max_long_prefills,
+        slice_seconds=settings.prefill_slice_seconds,
+        slice_max_tokens=settings.prefill_slice_max_tokens,
         max_long_contexts=settings.max_long_contexts,
         max_prompt_tokens=settings.max_prompt_tokens,
         max_bypass_seconds=settings.max_bypass_seconds,

@@ -37,8 +37,8 @@ def expected_end(pool: Pool, job: Job, now: float) -> float:
     if job.state is State.DRAINING:
         return min(job.drain_until, now + 1.0)
     decode = job.remaining_tokens() * pool.costs.seconds_per_decode_token
-    if job.state is State.PREFILL:
-        return max(now, pool.timeline.free_at(now)) + decode
+    if job.state in (State.PREFILL, State.SLICING):
+        return max(now, pool.prefill_free_at(now)) + decode
     return now + decode
 
 
@@ -55,7 +55,7 @@ def shadow_of(pool: Pool, head: Job, reserve_tokens: int, now: float) -> Shadow:
     free = pool.budget_tokens - pool.effective_tokens
     slots = pool.facts.max_running_requests
     free_slots = slots - pool.running_slots if slots is not None else head.request.sequences
-    at = max(now, pool.timeline.free_at(now))
+    at = max(now, pool.prefill_free_at(now))
     if free < need or free_slots < head.request.sequences:
         for end, job in sorted(
             ((expected_end(pool, job, now), job) for job in pool.jobs.values()), key=lambda x: x[0]

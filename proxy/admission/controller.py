@@ -34,7 +34,11 @@ from proxy.admission.types import (
     Reason,
     Refuse,
     Requeue,
+    Slice,
+    Sliceable,
+    SliceDone,
     Tick,
+    Tokenize,
 )
 
 BACKOFF_SECONDS = 0.5  # after the engine said "queue full"; doubles per turn of the same request
@@ -60,6 +64,8 @@ class Controller:
         self._refused: dict[Lane, refusal.Burst] = {lane: refusal.Burst() for lane in Lane}
         self._handlers: dict[type[Event], Callable[..., Iterable[Line]]] = {
             Arrival: self._arrive,
+            Sliceable: self._sliceable,
+            SliceDone: self._slice_done,
             FirstToken: self._first_token,
             Progress: self._progress,
             Finished: self._finish,
@@ -111,6 +117,8 @@ class Controller:
             actions.append(self._never_fits(now, job))
             return ()
         job.lane = line.lane_of(job)
+        if not job.long:
+            line.pool.slicing.short_seen(now)
         full = self._queue_full(line, job)
         self._enqueue(job, line)
         if full and not line.pool.fits(job, line.reserve_of(job)):
@@ -121,18 +129,38 @@ class Controller:
 
     def _first_token(self, now: float, event: FirstToken, _: list[Action]) -> Iterable[Line]:
         job = self.jobs.get(event.rid)
-        if job is None or job.state is State.QUEUED:
+        if job is None or job.state in (State.QUEUED, State.SLICING):
             return ()
         line = self.lines[job.pool]
         self._sensors[job.pool].prefilled(now, job)
         line.pool.prefilled(job, now)
         return (line,)
 
+    def _sliceable(self, _: float, event: Sliceable, __: list[Action]) -> Iterable[Line]:
+        job = self.jobs.get(event.rid)
+        if job is None:
+            return ()
+        job.ids_tokens = event.prompt_tokens
+        job.unsliceable = event.prompt_tokens is None
+        return (self.lines[job.pool],) if job.pool else ()
+
+    def _slice_done(self, now: float, event: SliceDone, _: list[Action]) -> Iterable[Line]:
+        job = self.jobs.get(event.rid)
+        if job is None or event.end_tokens not in job.slice_ends:
+            return ()
+        pool = self.lines[job.pool].pool
+        base = job.slice_bases.pop(event.end_tokens)
+        pool.slicing.hit(job, base, event.end_tokens, event.cached_tokens, pool.facts, now)
+        pool.slice_done(job, event.end_tokens)
+        if job.state is State.DRAINING and not job.slice_ends:
+            return self._release(now, job)
+        return (self.lines[job.pool],)
+
     def _progress(self, now: float, event: Progress, _: list[Action]) -> Iterable[Line]:
         touched: dict[str, Line] = {}
         for rid, generated in event.generated_tokens.items():
             job = self.jobs.get(rid)
-            if job is None or job.state is State.QUEUED:
+            if job is None or job.state is State.QUEUED or job.state is State.SLICING:
                 continue
             line = self.lines[job.pool]
             self._sensors[job.pool].decoded(now, job, generated)
@@ -163,7 +191,7 @@ class Controller:
             line = self.lines.get(job.pool)
             self._forget(job)
             return (line,) if line else ()
-        if not event.reached_engine:
+        if not event.reached_engine or (job.state is State.SLICING and not job.slice_ends):
             return self._release(now, job)
         if job.state is not State.DRAINING:
             job.state = State.DRAINING
@@ -186,6 +214,7 @@ class Controller:
         line = self.lines[job.pool]
         line.pool.release(job)
         job.state = State.QUEUED
+        job.unsliceable = job.ids_tokens is None
         if not line.pool.up:
             self._place(now, job, actions)
             return self.lines.values()
@@ -275,7 +304,16 @@ class Controller:
         return (line,)
 
     def _dispatch(self, now: float, line: Line, actions: list[Action]) -> None:
-        while (due := line.next_due(now)) is not None:
+        pool = line.pool
+        while True:
+            due = line.next_due(now)
+            if due is None:
+                self._want_ids(now, line, actions)
+                end = line.next_slice(now)
+                if end is None:
+                    return
+                self._slice(now, pool, end, actions)
+                continue
             job, rule = due
             reserve = line.reserve_of(job)
             need = line.pool.need_tokens(job, reserve)
@@ -283,10 +321,36 @@ class Controller:
             line.remove(job)
             line.gate.block(None if head is job else head)
             line.gate.passed(rule, need)
-            line.pool.admit(job, now, reserve)
-            self._charge_ahead(line.pool, job)
-            waited = now - job.arrived_at
-            actions.append(Dispatch(job.rid, line.pool.name, job.lane, waited, str(rule)))
+            sliced = pool.slicing.applies(job, pool.uncached_tokens(job), pool.facts, now)
+            job.rule = str(rule)
+            pool.admit(job, now, reserve, sliced=sliced)
+            self._charge_ahead(pool, job)
+            if not sliced:
+                actions.append(self._dispatched(job))
+
+    def _want_ids(self, now: float, line: Line, actions: list[Action]) -> None:
+        """Of the one in slices, and of the head behind it: no more, since ids take memory."""
+        for job in (line.pool.sliced, line.longs.head()):
+            if job is None or job.ids_wanted or job.unsliceable:
+                continue
+            uncached = line.pool.uncached_tokens(job)
+            if line.pool.slicing.applies(job, uncached, line.pool.facts, now):
+                job.ids_wanted = True
+                actions.append(Tokenize(job.rid, line.pool.name))
+
+    def _slice(self, now: float, pool: Pool, end_tokens: int, actions: list[Action]) -> None:
+        job = pool.sliced
+        assert job is not None
+        if end_tokens:
+            pool.slice_sent(job, end_tokens, now)
+            actions.append(Slice(job.rid, pool.name, end_tokens))
+        else:
+            pool.send_rest(job, now)
+            actions.append(self._dispatched(job))
+
+    def _dispatched(self, job: Job) -> Dispatch:
+        """Its wait ended when it took its place, which a sliced one did with its first slice."""
+        return Dispatch(job.rid, job.pool, job.lane, job.dispatched_at - job.arrived_at, job.rule)
 
     def _charge_ahead(self, pool: Pool, job: Job) -> None:
         seconds = job.predicted_prefill_seconds

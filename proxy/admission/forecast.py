@@ -56,7 +56,7 @@ class Forecast:
         """Seconds until a long job behind `ahead` longs is sent."""
         pool, now = self._pool, self._now
         room = pool.budget_tokens - pool.effective_tokens - pool.unused_express_tokens
-        prefill_free = max(now, pool.timeline.free_at(now), pool.hold_until)
+        prefill_free = max(now, pool.prefill_free_at(now), pool.hold_until)
         finishes = [
             (end, index, pool.own_tokens(other)) for index, (end, other) in enumerate(self._finishes())
         ]

@@ -10,6 +10,7 @@ ENGINE_CLIP_TOKENS = 4096  # CLIP_MAX_NEW_TOKENS: what SGLang's scheduler counts
 
 class State(StrEnum):
     QUEUED = "queued"
+    SLICING = "slicing"  # admitted; its prompt goes to the engine in slices
     PREFILL = "prefill"  # sent, no token yet
     DECODE = "decode"
     DRAINING = "draining"  # the client is gone, the engine has not let go yet
@@ -30,6 +31,15 @@ class Job:
     first_token_at: float = 0.0
     drain_until: float = 0.0
     requeues: int = 0
+    rule: str = "fit"
+    # sliced prefill, in tokens from the start of the prompt
+    ids_wanted: bool = False
+    ids_tokens: int | None = None  # exact length, once known
+    unsliceable: bool = False
+    sliced_tokens: int = 0  # prefilled and confirmed
+    slice_ends: list[int] = field(default_factory=list)  # in flight, in order
+    slice_bases: dict[int, int] = field(default_factory=dict)  # by end: what was confirmed when it was sent
+    slice_boost: int = 1  # how much larger the next may be, since the last was all cached
     # what it holds in the pool's ledgers
     tail_tokens: int = 0  # prompt tokens outside the shared segments
     paying: tuple[bool, ...] = field(default=())
@@ -47,6 +57,11 @@ class Job:
     @property
     def rid(self) -> str:
         return self.request.rid
+
+    @property
+    def slice_sent_tokens(self) -> int:
+        """How far its slices reach, those in flight included."""
+        return self.slice_ends[-1] if self.slice_ends else self.sliced_tokens
 
     @property
     def long(self) -> bool:
@@ -67,7 +82,7 @@ class Job:
         done = self.generated_tokens // sequences
         remaining = ENGINE_CLIP_TOKENS if most is None else max(0, most - done)
         clipped = min(remaining, ENGINE_CLIP_TOKENS) * sequences
-        if self.state is State.PREFILL or self.request.ignore_eos:
+        if self.state in (State.PREFILL, State.SLICING) or self.request.ignore_eos:
             return clipped
         return clipped * ratio
 

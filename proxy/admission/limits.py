@@ -11,6 +11,8 @@ class Limits:
     short_prefill_tokens: int = 8192  # one chunk of SGLang's default: what blocks nobody for long
     express_share: float = 0.10  # of K, kept for shorts while longs fill the rest
     max_long_prefills: int = 1  # two would halve each other's speed and double the wait behind them
+    slice_seconds: float = 0.25  # 0: prompts go whole
+    slice_max_tokens: int | None = None  # None: the server's chunk
     max_long_contexts: int | None = None
     max_prompt_tokens: int | None = None
     max_bypass_seconds: float = 15.0  # A: how long a blocked long head may be passed for free

@@ -12,6 +12,8 @@ from proxy.admission.queue import Charges, FairQueue
 from proxy.admission.reservation import Reservation
 from proxy.admission.types import Lane
 
+Due = tuple[Job, Rule]
+
 SCAN_SHORTS = 32  # first fit looks at this many shorts per round
 SCAN_LONGS = 8  # and at this many longs behind a blocked head
 
@@ -65,8 +67,8 @@ class Line:
 
     # --- dispatch ------------------------------------------------------------------------------
 
-    def next_due(self, now: float) -> tuple[Job, Rule] | None:
-        """The next job to send now, or None. The caller admits it and asks again."""
+    def next_due(self, now: float) -> Due | None:
+        """The next job to start now, or None. The caller admits it and asks again."""
         pool = self.pool
         if not pool.up or now < pool.hold_until or not len(self):
             return None
@@ -74,7 +76,24 @@ class Line:
         self.gate.block(head)
         return self._next_short(now, head) or self._next_long(now, head)
 
-    def _next_short(self, now: float, head: Job | None) -> tuple[Job, Rule] | None:
+    def next_slice(self, now: float) -> int | None:
+        """How far the prefill under way should go next: the end of a slice, or of the whole prompt.
+
+        0 means that the request itself should follow now; None that there is nothing to send yet.
+        """
+        pool, job = self.pool, self.pool.sliced
+        if job is None or not pool.up or now < pool.hold_until:
+            return None
+        end = None if job.unsliceable else pool.slicing.next_end(job, pool.facts, now)
+        if end is not None:
+            ahead = pool.slicing.overhead_seconds(end)
+            return end if pool.timeline.open_for_long(ahead, now) else None
+        if job.ids_tokens is None and not job.unsliceable:
+            return None
+        ahead = pool.timeline.tokenize_seconds(job)
+        return 0 if not pool.timeline.busy or now >= pool.timeline.free_at(now) - ahead else None
+
+    def _next_short(self, now: float, head: Job | None) -> Due | None:
         pool = self.pool
         if not len(self.shorts) or not pool.timeline.open_for_shorts(now):
             return None
@@ -90,11 +109,11 @@ class Line:
                 return job, rule
         return None
 
-    def _next_long(self, now: float, head: Job | None) -> tuple[Job, Rule] | None:
+    def _next_long(self, now: float, head: Job | None) -> Due | None:
         if head is None or not self._may_hold_another_long():
             return None
         pool = self.pool
-        if not pool.timeline.open_for_long(head, now):
+        if pool.sliced is not None or not self._open_for_long(head, now):
             return None
         if pool.fits(head, self.reserve_of(head)):
             return head, Rule.FIT
@@ -107,6 +126,22 @@ class Line:
                 if rule is not None:
                     return job, rule
         return None
+
+    def _open_for_long(self, job: Job, now: float) -> bool:
+        """May it start beside what is in prefill now?
+
+        A whole prompt is sent ahead, to be tokenized meanwhile, only while no shorts come: they
+        could end up behind it. The first slice of a prompt takes turns with them anyway.
+        """
+        pool = self.pool
+        uncached = pool.uncached_tokens(job)
+        if pool.slicing.applies(job, uncached, pool.facts, now):
+            ahead = pool.slicing.overhead_seconds(uncached)
+        elif pool.slicing.shorts_recent(now):
+            ahead = 0.0
+        else:
+            ahead = pool.timeline.tokenize_seconds(job)
+        return pool.timeline.open_for_long(ahead, now, most=self._limits.max_long_prefills)
 
     def _may_hold_another_long(self) -> bool:
         most = self._limits.max_long_contexts
@@ -127,7 +162,7 @@ class Line:
         if job.long:
             if len(self.longs):
                 found.append(f"{len(self.longs)} long requests are queued before it")
-            if pool.timeline.busy and not pool.timeline.open_for_long(job, now):
+            if pool.sliced is not None or not self._open_for_long(job, now):
                 found.append("another long prompt is in prefill")
             if not self._may_hold_another_long():
                 found.append(f"PROXY_MAX_LONG_CONTEXTS={self._limits.max_long_contexts} are resident")
@@ -160,19 +195,19 @@ class Line:
 
     def wakeup(self, now: float) -> float | None:
         """When to look again although nothing happened."""
-        times: list[float] = []
-        if not len(self):
-            return None
-        if self.pool.hold_until > now:
-            times.append(self.pool.hold_until)
-        timeline = self.pool.timeline
-        if len(self.shorts) and (at := timeline.wakeup(now)) is not None:
-            times.append(at)
+        pool, times = self.pool, list[float | None]()
+        if pool.sliced is not None:
+            job = pool.sliced
+            times.append(pool.timeline.wakeup(pool.slicing.overhead_seconds(job.slice_sent_tokens), now))
+            times.append(pool.timeline.wakeup(pool.timeline.tokenize_seconds(job), now))
+        if len(self):
+            times.append(pool.hold_until if pool.hold_until > now else None)
+        if len(self.shorts):
+            times.append(pool.timeline.wakeup(self._limits.send_ahead_seconds, now))
         head = self.longs.head()
         if head is not None:
-            if (at := timeline.wakeup_long(head, now)) is not None:
-                times.append(at)
-            ages = head.arrived_at + self._limits.max_bypass_seconds
-            if ages > now:
-                times.append(ages)
-        return min(times, default=None)
+            times.append(pool.timeline.wakeup(pool.timeline.tokenize_seconds(head), now))
+            times.append(pool.timeline.wakeup(0.0, now))
+            old_at = head.arrived_at + self._limits.max_bypass_seconds
+            times.append(old_at if old_at > now else None)
+        return min((at for at in times if at is not None), default=None)

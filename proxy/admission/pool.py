@@ -16,6 +16,7 @@ from proxy.admission.costs import CostModel
 from proxy.admission.job import ENGINE_CLIP_TOKENS, Job, State
 from proxy.admission.limits import Limits
 from proxy.admission.prefix import PrefixLedger
+from proxy.admission.slicing import Slicing
 from proxy.admission.timeline import PrefillTimeline
 from proxy.admission.types import Lane, PoolFacts
 
@@ -35,6 +36,8 @@ class Pool:
         self.costs = CostModel()
         self.prefix = PrefixLedger()
         self.timeline = PrefillTimeline(self.costs, limits)
+        self.slicing = Slicing(self.costs, limits)
+        self.sliced: Job | None = None  # the job whose prompt goes in slices now
         self.jobs: dict[str, Job] = {}
         self.up = True
         self.version = 0  # changes whenever a ledger does: what was derived from it is stale
@@ -113,6 +116,19 @@ class Pool:
         if self.facts.context_tokens is not None:
             longest = min(longest, self.facts.context_tokens - 1)
         return longest
+
+    def prefill_free_at(self, now: float) -> float:
+        """When all long prefill that has begun will be done, slices not yet sent included."""
+        free_at = self.timeline.free_at(now)
+        job = self.sliced
+        if job is None:
+            return free_at
+        rest = max(0, job.request.prompt_tokens - max(job.slice_sent_tokens, self._cached_tokens(job)))
+        return free_at + self.timeline.prefill_seconds(job, rest)
+
+    @staticmethod
+    def _cached_tokens(job: Job) -> int:
+        return job.request.prompt_tokens - job.uncached_tokens
 
     def committed_by_lane(self) -> dict[Lane, int]:
         by_lane = dict.fromkeys(Lane, 0)
@@ -217,14 +233,15 @@ class Pool:
 
     # --- changes -------------------------------------------------------------------------------
 
-    def admit(self, job: Job, now: float, reserve_tokens: int) -> None:
-        """The job goes to the engine now."""
+    def admit(self, job: Job, now: float, reserve_tokens: int, *, sliced: bool = False) -> None:
+        """The job takes its place now: it goes to the engine whole, or its first slice does."""
         segments = job.request.segments
         reserve_tokens = min(reserve_tokens, max(0, self.budget_tokens - self.uncached_tokens(job)))
         job.uncached_tokens = self.uncached_tokens(job)
         job.paying = self.prefix.acquire(segments)
         job.tail_tokens = job.request.prompt_tokens - sum(s.tokens for s in segments)
-        job.state, job.pool, job.dispatched_at = State.PREFILL, self.name, now
+        job.state = State.SLICING if sliced else State.PREFILL
+        job.pool, job.dispatched_at = self.name, now
         job.generated_tokens, job.prefill_done = 0, False
         self.jobs[job.rid] = job
         self._tail_tokens += job.tail_tokens
@@ -236,7 +253,34 @@ class Pool:
         if not job.long:
             self._short_tokens += self.own_tokens(job) - job.reserve_tokens
         self._recount_engine(job)
+        job.predicted_prefill_seconds = self.timeline.prefill_seconds(job, job.uncached_tokens)
+        if sliced:
+            self.sliced = job
+        else:
+            self.timeline.sent(job, now)
+        self.version += 1
+
+    def slice_sent(self, job: Job, end_tokens: int, now: float) -> None:
+        """A prefix of its prompt goes to the engine."""
+        self.timeline.slice_sent(job, end_tokens, self.slicing.overhead_seconds(end_tokens), now)
+        job.slice_ends.append(end_tokens)
+        job.slice_bases[end_tokens] = job.sliced_tokens
+
+    def slice_done(self, job: Job, end_tokens: int) -> None:
+        """That prefix is in the engine's cache, or has failed."""
+        job.slice_ends.remove(end_tokens)
+        job.sliced_tokens = max(job.sliced_tokens, end_tokens)
+        self.timeline.slice_ended(job, end_tokens)
+        if not job.prefill_done:
+            self._set_uncached(job, job.request.prompt_tokens - job.sliced_tokens)
+        self.version += 1
+
+    def send_rest(self, job: Job, now: float) -> None:
+        """The request itself follows its slices."""
+        job.state = State.PREFILL
+        self._set_uncached(job, job.request.prompt_tokens - job.slice_sent_tokens)
         self.timeline.sent(job, now)
+        self.sliced = None
         self.version += 1
 
     def prefilled(self, job: Job, now: float) -> None:
@@ -265,6 +309,10 @@ class Pool:
     def release(self, job: Job) -> None:
         """The engine has let go: every charge comes back, exactly once."""
         del self.jobs[job.rid]
+        if job is self.sliced:
+            self.sliced = None
+        for end_tokens in job.slice_ends:
+            self.timeline.slice_ended(job, end_tokens)
         if not job.prefill_done:
             self._leave_backlog(job)
         if not job.long:
@@ -276,6 +324,9 @@ class Pool:
         self.prefix.release(job.request.segments, job.paying)
         self.running_slots -= job.request.sequences
         job.engine_tokens, job.tail_tokens, job.generated_tokens, job.paying = 0.0, 0, 0, ()
+        job.sliced_tokens, job.slice_boost = 0, 1
+        job.slice_ends.clear()
+        job.slice_bases.clear()
         if not self.jobs:
             self._engine_tokens = 0.0  # sums of floats leave dust
         self.version += 1
@@ -300,6 +351,11 @@ class Pool:
         for job in self.jobs.values():
             self._recount_engine(job)
         self.version += 1
+
+    def _set_uncached(self, job: Job, tokens: int) -> None:
+        tokens = min(max(1, tokens), job.uncached_tokens)
+        self.backlog_tokens -= job.uncached_tokens - tokens
+        job.uncached_tokens = tokens
 
     def _leave_backlog(self, job: Job) -> None:
         job.prefill_done = True

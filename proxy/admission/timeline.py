@@ -2,8 +2,8 @@
 
 SGLang gives a prompt in chunked prefill the whole chunk budget of every step, so a short request
 sent meanwhile only queues in the engine, where nobody can order it. The timeline predicts, for
-each long prompt that was sent, when its prefill starts (after the server has tokenized it) and
-ends, and corrects itself by the load polls.
+each long prompt or slice that was sent, when its prefill starts (after the server has read and
+tokenized it) and ends, and corrects itself by the load polls and by the slices' answers.
 """
 
 from itertools import pairwise
@@ -17,12 +17,16 @@ SAFE_SHARE_OF_TOKENIZING = 0.6  # shorts sent this early in it still arrive befo
 
 
 class _Span:
-    __slots__ = ("ends_at", "job", "seen", "starts_at")
+    """One stretch of prefill: `tokens` of it, ending `end_depth` tokens into the prompt."""
 
-    def __init__(self, job: Job, starts_at: float, ends_at: float) -> None:
-        self.job = job
-        self.starts_at = starts_at
-        self.ends_at = ends_at
+    __slots__ = ("end_depth", "ends_at", "seen", "sent_at", "sliced", "starts_at", "tokens")
+
+    def __init__(self, tokens: int, end_depth: int, sent_at: float, *, sliced: bool) -> None:
+        self.tokens = tokens
+        self.end_depth = end_depth
+        self.sent_at = sent_at
+        self.sliced = sliced
+        self.starts_at = self.ends_at = sent_at
         self.seen = False  # a poll has shown it under way
 
 
@@ -32,33 +36,50 @@ class PrefillTimeline:
     def __init__(self, costs: CostModel, limits: Limits) -> None:
         self._costs = costs
         self._limits = limits
-        self._spans: dict[str, _Span] = {}
+        self._spans: dict[tuple[str, int], _Span] = {}
         self.tokenize_seconds_per_token = limits.tokenize_seconds_per_token
 
     @property
     def busy(self) -> bool:
         return bool(self._spans)
 
-    def __len__(self) -> int:
-        return len(self._spans)
-
     def tokenize_seconds(self, job: Job) -> float:
+        """From sending the request until its prompt is at the scheduler."""
         return job.request.prompt_tokens * self.tokenize_seconds_per_token
 
     def prefill_seconds(self, job: Job, uncached_tokens: int) -> float:
+        """Predicted prefill of the last `uncached_tokens` of the job's prompt."""
         depth = job.request.prompt_tokens - uncached_tokens
         return self._costs.prefill_seconds(uncached_tokens, depth)
 
+    # --- what was sent ---------------------------------------------------------------------------
+
     def sent(self, job: Job, now: float) -> None:
-        """The job has just been sent; shorts pass through without a trace."""
-        job.predicted_prefill_seconds = self.prefill_seconds(job, job.uncached_tokens)
-        if not job.long:
-            return
-        starts_at = max(now + self.tokenize_seconds(job), self.free_at(now))
-        self._spans[job.rid] = _Span(job, starts_at, starts_at + job.predicted_prefill_seconds)
+        """The request itself was sent; shorts pass through without a trace."""
+        if job.long:
+            span = _Span(job.uncached_tokens, job.request.prompt_tokens, now, sliced=False)
+            self._add(job.rid, 0, span, now + self.tokenize_seconds(job), now)
+
+    def slice_sent(self, job: Job, end_tokens: int, overhead_seconds: float, now: float) -> None:
+        """A slice up to `end_tokens` was sent, behind those already in flight."""
+        span = _Span(end_tokens - job.slice_sent_tokens, end_tokens, now, sliced=True)
+        self._add(job.rid, end_tokens, span, now + overhead_seconds, now)
 
     def ended(self, job: Job) -> None:
-        self._spans.pop(job.rid, None)
+        """The request's own prefill is over."""
+        self._spans.pop((job.rid, 0), None)
+
+    def slice_ended(self, job: Job, end_tokens: int) -> None:
+        """A slice was answered."""
+        self._spans.pop((job.rid, end_tokens), None)
+
+    def _add(self, rid: str, end: int, span: _Span, arrives_at: float, now: float) -> None:
+        span.starts_at = max(arrives_at, self.free_at(now))
+        depth = span.end_depth - span.tokens
+        span.ends_at = span.starts_at + self._costs.prefill_seconds(span.tokens, depth)
+        self._spans[rid, end] = span
+
+    # --- what may be sent ------------------------------------------------------------------------
 
     def free_at(self, now: float) -> float:
         """When the last long prefill that was sent will be done."""
@@ -66,83 +87,67 @@ class PrefillTimeline:
 
     def open_for_shorts(self, now: float) -> bool:
         """Would a short sent now be prefilled at once, or only queue in the engine?"""
-        ahead = self._limits.send_ahead_seconds
         for span in self._spans.values():
-            tokenizing = span.starts_at - span.job.dispatched_at
-            safe_until = span.job.dispatched_at + SAFE_SHARE_OF_TOKENIZING * tokenizing
-            if not (now < safe_until or now >= span.ends_at - ahead):
+            safe_until = span.sent_at + SAFE_SHARE_OF_TOKENIZING * (span.starts_at - span.sent_at)
+            if not (now < safe_until or now >= span.ends_at - self._limits.send_ahead_seconds):
                 return False
         return True
 
-    def open_for_long(self, job: Job, now: float) -> bool:
-        """May another long be sent, so that it is tokenized when the one under way ends?"""
-        ahead = self.tokenize_seconds(job)
-        under_way = sum(1 for span in self._spans.values() if now < span.ends_at - ahead)
-        return (
-            under_way < self._limits.max_long_prefills and len(self._spans) <= self._limits.max_long_prefills
-        )
+    def open_for_long(self, ahead_seconds: float, now: float, *, most: int = 1) -> bool:
+        """May another long prefill be sent that needs `ahead_seconds` to reach the scheduler?"""
+        under_way = sum(1 for span in self._spans.values() if now < span.ends_at - ahead_seconds)
+        return under_way < most and len(self._spans) <= most
 
-    def wakeup(self, now: float) -> float | None:
-        """The next moment at which `open_for_shorts` may change by itself."""
-        ahead = self._limits.send_ahead_seconds
-        times = [s.ends_at - ahead for s in self._spans.values() if s.ends_at - ahead > now]
+    def wakeup(self, ahead_seconds: float, now: float) -> float | None:
+        """The next moment at which something under way is `ahead_seconds` from its end."""
+        times = [s.ends_at - ahead_seconds for s in self._spans.values() if s.ends_at - ahead_seconds > now]
         return min(times, default=None)
 
-    def wakeup_long(self, job: Job, now: float) -> float | None:
-        ahead = self.tokenize_seconds(job)
-        times = [s.ends_at - ahead for s in self._spans.values() if s.ends_at - ahead > now]
-        return min(times, default=None)
-
-    def observe(self, at: float, waiting_uncached_tokens: int) -> None:
-        """A poll taken at `at` showed so many tokens still to be prefilled, all requests together."""
-        rest = waiting_uncached_tokens
-        spans = list(self._spans.values())
-        for index in range(len(spans) - 1, -1, -1):
-            span = spans[index]
-            if at < span.job.dispatched_at:
-                continue
-            if index > 0:
-                if rest >= span.job.uncached_tokens:  # arrived, behind the ones before it
-                    rest -= span.job.uncached_tokens
-                continue
-            self._observe_first(span, at, rest)
-        for before, after in pairwise(spans):
-            length = after.ends_at - after.starts_at
-            after.starts_at = max(after.starts_at, before.ends_at)
-            after.ends_at = after.starts_at + length
+    # --- what was seen ---------------------------------------------------------------------------
 
     def span_seconds(self, job: Job, now: float) -> float | None:
         """How long the prefill of a long job took, if it ends now."""
-        span = self._spans.get(job.rid)
+        span = self._spans.get((job.rid, 0))
         return None if span is None else now - span.starts_at
 
     def depth_of_first(self, waiting_uncached_tokens: int) -> int | None:
         """How deep the prefill under way is, if there is one."""
         for span in self._spans.values():
-            rest = min(waiting_uncached_tokens, span.job.uncached_tokens)
-            return span.job.request.prompt_tokens - rest
+            return span.end_depth - min(waiting_uncached_tokens, span.tokens)
         return None
 
+    def observe(self, at: float, waiting_uncached_tokens: int) -> None:
+        """A poll taken at `at` showed so many tokens still to be prefilled, all requests together."""
+        rest = waiting_uncached_tokens
+        spans = list(self._spans.values())
+        for span in reversed(spans[1:]):
+            if at >= span.sent_at and rest >= span.tokens:  # arrived, behind the ones before it
+                rest -= span.tokens
+        if spans and at >= spans[0].sent_at and not spans[0].sliced:
+            self._observe_first(spans[0], at, rest)
+        for before, after in pairwise(spans):
+            length = after.ends_at - after.starts_at
+            after.starts_at = max(after.starts_at, before.ends_at)
+            after.ends_at = after.starts_at + length
+
     def _observe_first(self, span: _Span, at: float, rest: int) -> None:
-        job = span.job
+        tokenizing = span.end_depth * self.tokenize_seconds_per_token
         if rest <= 0:
-            if not span.seen and span.starts_at <= at < span.starts_at + self.tokenize_seconds(job):
+            if not span.seen and span.starts_at <= at < span.starts_at + tokenizing:
                 late = at - span.starts_at  # still being tokenized
                 span.starts_at += late
                 span.ends_at += late
             return
-        rest = min(rest, job.uncached_tokens)
-        done = job.uncached_tokens - rest
-        depth = job.request.prompt_tokens - rest
-        span.ends_at = at + self._costs.prefill_seconds(rest, depth)
+        rest = min(rest, span.tokens)
+        span.ends_at = at + self._costs.prefill_seconds(rest, span.end_depth - rest)
         if not span.seen:
             span.seen = True
-            cached = job.request.prompt_tokens - job.uncached_tokens
-            started = at - self._costs.prefill_seconds(done, cached)
-            span.starts_at = min(started, at)
-            if len(self._spans) == 1 and started > job.dispatched_at:
-                per_token = (started - job.dispatched_at) / job.request.prompt_tokens
-                per_token = min(per_token, 4 * self.tokenize_seconds_per_token)
-                self.tokenize_seconds_per_token += TOKENIZE_WEIGHT * (
-                    per_token - self.tokenize_seconds_per_token
-                )
+            done = self._costs.prefill_seconds(span.tokens - rest, span.end_depth - span.tokens)
+            span.starts_at = at - done
+            if len(self._spans) == 1 and span.starts_at > span.sent_at:
+                self._learn_tokenizing((span.starts_at - span.sent_at) / span.end_depth)
+
+    def _learn_tokenizing(self, seconds_per_token: float) -> None:
+        believable = min(seconds_per_token, 4 * self.tokenize_seconds_per_token)
+        change = TOKENIZE_WEIGHT * (believable - self.tokenize_seconds_per_token)
+        self.tokenize_seconds_per_token += change

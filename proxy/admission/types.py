@@ -44,6 +44,7 @@ class Request:
     `sequences` is n x batch items: each takes a running slot and its own output.
     `segments` are the leading pieces of the prompt that another request may share, in order;
     their tokens sum to at most `prompt_tokens`.
+    `sliceable`: its exact ids can be had (`Tokenize`), so that its prefill can go in slices.
     `uncertainty` is the share by which an estimated prompt may be over-counted; 0 when exact.
     """
 
@@ -59,6 +60,7 @@ class Request:
     ignore_eos: bool = False
     min_tokens: int = 0
     uncertainty: float = 0.0
+    sliceable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,23 @@ class FirstToken:
 
 
 @dataclass(frozen=True, slots=True)
+class Sliceable:
+    """The exact ids of a sliceable request are at hand, so many; None: there will be none."""
+
+    rid: str
+    prompt_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SliceDone:
+    """A slice's answer: the engine had `cached_tokens` of it; None: it failed."""
+
+    rid: str
+    end_tokens: int
+    cached_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Output tokens so far of running requests, as the streams showed them."""
 
@@ -170,7 +189,21 @@ class Drain:
     """Shutting down: refuse the queued and all that arrives."""
 
 
-Event = Arrival | Gone | FirstToken | Progress | Finished | Requeue | PoolUp | PoolDown | Load | Tick | Drain
+Event = (
+    Arrival
+    | Sliceable
+    | SliceDone
+    | Gone
+    | FirstToken
+    | Progress
+    | Finished
+    | Requeue
+    | PoolUp
+    | PoolDown
+    | Load
+    | Tick
+    | Drain
+)
 
 
 # --- actions ----------------------------------------------------------------------------------
@@ -185,6 +218,27 @@ class Dispatch:
     lane: Lane
     waited_seconds: float
     rule: str  # "fit", or the backfill rule that let it pass a blocked head
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """Get the exact ids of this sliceable request; answer with `Sliceable`. Its turn is near."""
+
+    rid: str
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Have this pool prefill the first `end_tokens` ids of the request; answer with `SliceDone`.
+
+    The first slice is the request's start: its waiting ends here, its `Dispatch` comes when the
+    rest of its prompt is small.
+    """
+
+    rid: str
+    pool: str
+    end_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,4 +259,4 @@ class Refuse:
     limit_tokens: int | None = None
 
 
-Action = Dispatch | Refuse
+Action = Dispatch | Tokenize | Slice | Refuse

@@ -5,10 +5,12 @@ request's claim: it is decided once or, after back-pressure, again, and closed e
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
 
 from proxy.admission.controller import Controller
+from proxy.admission.slicing import MISSES_ALLOWED
 from proxy.admission.types import (
     Action,
     Arrival,
@@ -27,10 +29,17 @@ from proxy.admission.types import (
     Refuse,
     Request,
     Requeue,
+    Slice,
+    Sliceable,
+    SliceDone,
     Tick,
+    Tokenize,
 )
+from proxy.api.slices import SlicedPrefill
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.call import Observed
+
+logger = logging.getLogger("proxy.gate")
 
 PROGRESS_SECONDS = 0.25  # how often running streams are looked at
 MIN_SLEEP_SECONDS = 0.001
@@ -51,17 +60,17 @@ class Ticket:
         "observed",
         "predicted_wait_seconds",
         "request",
-        "reserve_tokens",
+        "sliced",
     )
 
-    def __init__(self, request: Request, arrived_at: float) -> None:
+    def __init__(self, request: Request, arrived_at: float, sliced: SlicedPrefill | None) -> None:
         self.request = request
+        self.sliced = sliced
         self.arrived_at = arrived_at
         self.decision: Decision | None = None
         self.dispatched_at: float | None = None
         self.first_token_at: float | None = None
         self.predicted_wait_seconds: float | None = None
-        self.reserve_tokens = 0
         self.observed = Observed()
         self.closed = False
         self._waiter: asyncio.Future[Decision] | None = None
@@ -107,10 +116,13 @@ class Gate:
 
     # --- requests ------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> Ticket:
-        """Ask for a place. The ticket may be decided when this returns."""
+    def submit(self, request: Request, sliced: SlicedPrefill | None = None) -> Ticket:
+        """Ask for a place. The ticket may be decided when this returns.
+
+        `sliced` carries the slices out where the request is sliceable.
+        """
         now = self.clock()
-        ticket = self._tickets[request.rid] = Ticket(request, now)
+        ticket = self._tickets[request.rid] = Ticket(request, now, sliced)
         self._step(now, Arrival(request))
         if ticket.decision is None:
             job = self.controller.jobs[request.rid]
@@ -155,6 +167,43 @@ class Gate:
         if not ticket.closed:
             self._step(self.clock(), Gone(ticket.request.rid))
 
+    def leave_unsent(self, ticket: Ticket) -> None:
+        """The client is gone before its request was sent; a slice in flight drains by itself."""
+        self.leave(ticket)
+        if not ticket.closed:
+            ticket.closed = True
+            del self._tickets[ticket.request.rid]
+            if ticket.sliced is not None:
+                ticket.sliced.close()
+
+    def sliceable(self, rid: str, prompt_tokens: int | None) -> None:
+        """The ids of a request are here, so many; None: it will go whole."""
+        self._step(self.clock(), Sliceable(rid, prompt_tokens))
+
+    def slice_done(self, rid: str, end_tokens: int, cached_tokens: int | None) -> None:
+        """A slice was answered."""
+        job = self.controller.jobs.get(rid)
+        pool = self.controller.lines[job.pool].pool if job is not None else None
+        misses = pool.slicing.misses if pool is not None else 0
+        now = self.clock()
+        self._step(now, SliceDone(rid, end_tokens, cached_tokens))
+        if pool is None or pool.slicing.misses == misses:
+            return
+        self._metrics.prefill_slice_missed()
+        logger.info(
+            "slice missed: %s cached %s of the prefix before %d of request %s",
+            pool.name,
+            "an unknown part" if cached_tokens is None else f"{cached_tokens} tokens",
+            end_tokens,
+            rid,
+        )
+        if pool.slicing.off(now):
+            logger.warning(
+                "sliced prefill is off for %s for ten minutes: its prefix cache lost %d slices of late",
+                pool.name,
+                MISSES_ALLOWED,
+            )
+
     def drain(self) -> None:
         """Shutting down: the queued are refused now, the running go on."""
         self._step(self.clock(), Drain())
@@ -198,15 +247,26 @@ class Gate:
             ticket = self._tickets.get(action.rid)
             if ticket is None:
                 continue
-            if isinstance(action, Dispatch):
-                self._dispatched(now, ticket, action)
-            else:
-                ticket.closed = True
-                del self._tickets[action.rid]
-            ticket.decide(action)
+            match action:
+                case Tokenize(pool=pool):
+                    assert ticket.sliced is not None
+                    ticket.sliced.tokenize(pool)
+                case Slice(pool=pool, end_tokens=end_tokens):
+                    assert ticket.sliced is not None
+                    self._metrics.prefill_slice()
+                    ticket.sliced.send(pool, end_tokens)
+                case Dispatch():
+                    self._dispatched(now, ticket, action)
+                    ticket.decide(action)
+                case Refuse():
+                    ticket.closed = True
+                    del self._tickets[action.rid]
+                    ticket.decide(action)
 
     def _dispatched(self, now: float, ticket: Ticket, action: Dispatch) -> None:
-        ticket.dispatched_at = now
+        ticket.dispatched_at = ticket.arrived_at + action.waited_seconds
+        if ticket.sliced is not None:
+            ticket.sliced.close()
         if action.rule != "fit":
             self._metrics.backfill(action.rule)
         if ticket.predicted_wait_seconds is not None:

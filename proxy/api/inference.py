@@ -17,6 +17,7 @@ from proxy.api.answers import Answer
 from proxy.api.asgi import BodyTooLarge, ClientGone, Receive, Scope, Send, Watch, answer, read_body
 from proxy.api.gate import Gate, Ticket
 from proxy.api.headers import first, forwarded, request_id, wait_limit_seconds
+from proxy.api.slices import SlicedPrefill
 from proxy.settings import Settings
 from proxy.telemetry.logs import request_line
 from proxy.telemetry.metrics import Metrics, Outcome, Phase
@@ -30,6 +31,7 @@ from proxy.upstream.exchange import Exchange
 logger = logging.getLogger("proxy.request")
 RID_BYTES = 16  # 32 hex digits: one length, since SGLang aborts by prefix
 LONGEST_TENANT = 64
+SLICED_APIS = (Api.CHAT, Api.COMPLETIONS)  # those whose bodies the server tokenizes on request
 
 
 class Handler:
@@ -162,7 +164,10 @@ class _Flow:
     async def _admitted(self, body: bytes, sized: Sized) -> None:
         """Wait for the place, use it; after back-pressure wait again."""
         self.phase = Phase.QUEUED
-        ticket = self.ticket = self.handler.gate.submit(self._request(sized))
+        request, sliced = self._request(sized), None
+        if request.sliceable:
+            sliced = SlicedPrefill(self.rid, body, self.handler.gate, self.handler.backend_of)
+        ticket = self.ticket = self.handler.gate.submit(request, sliced)
         while True:
             decision = await ticket.decided()
             self.lane = decision.lane
@@ -278,7 +283,20 @@ class _Flow:
             segments=sized.segments if shape.batch == 1 else (),
             ignore_eos=shape.ignore_eos,
             min_tokens=shape.min_tokens,
+            sliceable=self._sliceable(sized),
             uncertainty=max(0.0, 1.0 - sized.least_tokens / tokens),
+        )
+
+    def _sliceable(self, sized: Sized) -> bool:
+        """One text prompt that nothing but its ids keys in the server's cache."""
+        shape = sized.shape
+        return (
+            self.api in SLICED_APIS
+            and sized.prompt_tokens > self.handler.settings.short_prefill_tokens
+            and shape.sequences == 1
+            and shape.media == 0
+            and not shape.has_ids
+            and not shape.cache_scope
         )
 
     def _tenant(self) -> str:
@@ -330,8 +348,7 @@ class _Flow:
         if ticket is None or ticket.closed:
             return
         if ticket.decision is None:
-            gate.leave(ticket)  # still queued: nothing to drain
-            gate.finish(ticket, completed=False)
+            gate.leave_unsent(ticket)
         elif exchange is not None and exchange.over.is_set() and exchange.observed.ended:
             gate.finish(ticket, completed=self.outcome is Outcome.COMPLETED)
         else:

@@ -44,13 +44,15 @@ class Agenda:
 
 @dataclass(slots=True)
 class Sent:
-    """A request on its way. `at_engine`: the engine holds it; `gone`: its client hung up."""
+    """A request on its way. The engine holds it (`at_engine`) or `slices` of it; its client may be `gone`."""
 
     record: Record
     ask: Ask
     client: Client
     turn: int
     at_engine: bool = False
+    sent_to_engine_at: float | None = None
+    slices: int = 0
     gone: bool = False
 
 

@@ -6,7 +6,6 @@ shares nothing with the admission controller, and is checked against the real se
 """
 
 import math
-from collections import deque
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -23,11 +22,8 @@ from proxy.simulator.jobs import (
     Started,
 )
 from proxy.simulator.prompt import Prompt
+from proxy.simulator.publishing import Publisher
 from proxy.simulator.scheduler import DecodeStep, PrefillStep, Scheduler
-
-# SGLang publishes its load after every prefill step and every this many decode steps.
-PUBLISH_DECODE_STEPS = 15
-HIT_RATE_WINDOW_SECONDS = 15.0
 
 
 class Engine:
@@ -44,11 +40,7 @@ class Engine:
         self._step_ends = now
         self._aborts: list[str] = []
         self._events: list[EngineEvent] = []
-        self._decode_steps = 0
-        self._prefill_tokens = 0
-        self._prefill_seconds = 0.0
-        self._hits: deque[tuple[float, int, int]] = deque()
-        self._published = self._snapshot()
+        self._publisher = Publisher(self.config, self.scheduler, now)
 
     # --- what clients do -------------------------------------------------------------------------
 
@@ -61,9 +53,9 @@ class Engine:
         max_new: int | None = None,
         ignore_eos: bool = False,
         output_key: Any = None,
-        tokenized: bool = False,
+        delay_seconds: float | None = None,
     ) -> None:
-        """Send a request; it reaches the scheduler once it is tokenized (at once when `tokenized`).
+        """Send a request; it reaches the scheduler after `delay_seconds`, by default those of tokenizing.
 
         `output_tokens` is where its end would come by itself, `max_new` what it asks for at most.
         Raises PromptTooLong and DuplicateRid.
@@ -80,7 +72,8 @@ class Engine:
         key = ("output of", rid) if output_key is None else output_key
         job = Job(rid, prompt, clipped, output_tokens, ignore_eos, key)
         self._live[rid] = job
-        delay = 0.0 if tokenized else prompt.tokens * config.tokenize_token_seconds
+        tokenizing = prompt.tokens * config.tokenize_token_seconds
+        delay = tokenizing if delay_seconds is None else delay_seconds
         heappush(self._tokenizing, (self.now + delay, next(self._order), job))
 
     def abort(self, rid_prefix: str) -> None:
@@ -98,7 +91,7 @@ class Engine:
 
     def load(self) -> LoadSnapshot:
         """The load as last published."""
-        return self._published
+        return self._publisher.latest
 
     def generated(self) -> dict[str, int]:
         """Output tokens so far of all requests that have any."""
@@ -110,9 +103,9 @@ class Engine:
         return len(self._live)
 
     @property
-    def prefilling(self) -> bool:
-        """Whether the step under way is a prefill."""
-        return isinstance(self._step, PrefillStep)
+    def expecting(self) -> bool:
+        """Whether the step under way may lead to a first token."""
+        return isinstance(self._step, PrefillStep) or bool(self.scheduler.waiting or self._tokenizing)
 
     def next_due(self) -> float | None:
         """When something may change next; None while nothing is on its way."""
@@ -138,7 +131,7 @@ class Engine:
                 break
             arrival = self._tokenizing[0][0] if self._tokenizing else math.inf
             self.now = max(self.now, min(to, arrival))
-            self._publish()
+            self._publisher.publish(self.now)
             if arrival > to:
                 break
         events, self._events = self._events, []
@@ -180,7 +173,7 @@ class Engine:
     def _leap(self, step: DecodeStep, to: float) -> DecodeStep:
         """Do at once all decode steps that no arrival, end, full pool or publication can disturb."""
         arrival = self._tokenizing[0][0] if self._tokenizing else math.inf
-        most = min(self.scheduler.quiet_decodes(), PUBLISH_DECODE_STEPS - 1 - self._decode_steps)
+        most = min(self.scheduler.quiet_decodes(), self._publisher.silent_decodes)
         steps, ends, tokens = 0, self.now, step.tokens
         while steps < most:
             ends += self.config.pace.decode(tokens, step.requests)
@@ -191,7 +184,7 @@ class Engine:
             steps += 1
         if steps == 0:
             return step
-        self._decode_steps += steps
+        self._publisher.decoded(steps, self.now)
         return self.scheduler.leap(steps)
 
     def _finish_step(self) -> None:
@@ -199,17 +192,11 @@ class Engine:
         assert step is not None
         self.now, self._step = self._step_ends, None
         if isinstance(step, PrefillStep):
-            self._prefill_tokens += step.batch.tokens
-            self._prefill_seconds += step.seconds
-            self._hits.append((self.now, step.batch.hit_tokens, step.batch.tokens))
-            self._publish()
+            self._publisher.prefilled(step, self.now)
             first, ended = self.scheduler.prefilled(step)
-            for job in first:
-                self._events.append(Started(self.now, job.rid, job.cached or 0))
+            self._events += [Started(self.now, job.rid, job.cached or 0) for job in first]
         else:
-            self._decode_steps += 1
-            if self._decode_steps >= PUBLISH_DECODE_STEPS:
-                self._publish()
+            self._publisher.decoded(1, self.now)
             ended = self.scheduler.decoded(step)
         for job in ended:
             self._end(job, EndReason.ABORT if job.aborting else job.end_reason)
@@ -219,40 +206,3 @@ class Engine:
         self._events.append(
             Ended(self.now, job.rid, reason, job.prompt.tokens, job.generated, job.cached or 0)
         )
-
-    # --- what it publishes -----------------------------------------------------------------------
-
-    def _publish(self) -> None:
-        self._published = self._snapshot()
-        self._decode_steps = 0
-
-    def _snapshot(self) -> LoadSnapshot:
-        scheduler, kv = self.scheduler, self.scheduler.kv
-        hit_rate = self._hit_rate()
-        running = len(scheduler.running)
-        decoding = running > 0 and scheduler.chunked is None
-        lengths = sum(job.length for job in scheduler.running)
-        throughput = running / self.config.pace.decode(lengths, running) if decoding else 0.0
-        return LoadSnapshot(
-            at=self.now,
-            running=running,
-            waiting=len(scheduler.waiting),
-            waiting_uncached_tokens=scheduler.waiting_uncached_tokens(hit_rate),
-            used_tokens=kv.used,
-            total_tokens=kv.used + sum(job.length for job in scheduler.waiting),
-            available_tokens=kv.available,
-            evictable_tokens=kv.evictable,
-            prefill_tokens_total=self._prefill_tokens,
-            prefill_busy_seconds_total=self._prefill_seconds,
-            new_token_ratio=scheduler.ratio,
-            retractions_total=scheduler.retractions,
-            cache_hit_rate=hit_rate,
-            decode_tokens_per_second=throughput,
-        )
-
-    def _hit_rate(self) -> float:
-        while self._hits and self._hits[0][0] <= self.now - HIT_RATE_WINDOW_SECONDS:
-            self._hits.popleft()
-        hit = sum(hit for _, hit, _ in self._hits)
-        total = hit + sum(computed for _, _, computed in self._hits)
-        return hit / total if total else 0.0

@@ -1,5 +1,7 @@
 """From a request body to what the engine is to do, with SGLang's own words for what it does not take."""
 
+from __future__ import annotations
+
 import random
 import uuid
 import zlib
@@ -55,7 +57,6 @@ class Sequence:
     rid: str
     prompt: TokenPrompt
     output_tokens: int
-    echo: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,8 @@ def _count(given: object) -> int:
 def _check_length(tokens: int, max_new: int | None, context_tokens: int) -> None:
     if tokens >= context_tokens:
         raise Rejected(
-            f"The input ({tokens} tokens) is longer than the model's context length ({context_tokens} tokens)."
+            f"The input ({tokens} tokens) is longer than the model's context length "
+            f"({context_tokens} tokens)."
         )
     if max_new is not None and tokens + max_new > context_tokens >= max_new:
         raise Rejected(

@@ -48,7 +48,7 @@ class Pace:
     def with_overhead(
         self, seconds: float, request_seconds: float = 0.0, token_seconds: float = 0.0
     ) -> "Pace":
-        """The same machine whose server adds that much per step, per request in it and per token prefilled."""
+        """The same machine whose server adds that per step, per request in it, per token prefilled."""
         return replace(
             self,
             overhead_seconds=seconds,

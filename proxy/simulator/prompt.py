@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable
 from itertools import accumulate
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 
 class Prompt(Protocol):
@@ -60,6 +60,14 @@ class SpanPrompt:
     def followed_by(self, key: Hashable, tokens: int) -> "SpanPrompt":
         return SpanPrompt([*self.spans(), (key, tokens)])
 
+    def first(self, tokens: int) -> "SpanPrompt":
+        """Its first `tokens`."""
+        kept, left = [], tokens
+        for key, size in self.spans():
+            kept.append((key, min(size, left)))
+            left -= min(size, left)
+        return SpanPrompt(kept)
+
     def spans(self) -> list[tuple[Hashable, int]]:
         """The pieces, as given."""
         starts = [0, *self._ends]
@@ -71,8 +79,17 @@ class SpanPrompt:
 _BYTES = 4  # a token id
 
 
+@runtime_checkable
+class Continuation(Hashable, Protocol):
+    """Generated ids, as many as are asked for."""
+
+    def packed_ids(self, count: int) -> bytes:
+        """The first `count`, four bytes each."""
+        ...
+
+
 class TokenPrompt:
-    """A prompt of real token ids, packed as four bytes each. A generated key is the packed ids themselves."""
+    """A prompt of real token ids, packed as four bytes each. What goes on after it is a `Continuation`."""
 
     __slots__ = ("_ids", "tokens")
 
@@ -96,8 +113,8 @@ class TokenPrompt:
         return low
 
     def followed_by(self, key: Hashable, tokens: int) -> "TokenPrompt":
-        assert isinstance(key, bytes)
-        return TokenPrompt(self._ids + key[: tokens * _BYTES])
+        assert isinstance(key, Continuation)
+        return TokenPrompt(self._ids + key.packed_ids(tokens))
 
     def _slice(self, start: int, stop: int) -> bytes:
         return self._ids[start * _BYTES : stop * _BYTES]

@@ -41,6 +41,7 @@ class Record:
     completion_tokens: int = 0
     cached_tokens: int | None = None
     retractions: int = 0
+    slices: int = 0
 
     @property
     def ttft_seconds(self) -> float | None:
@@ -118,6 +119,7 @@ class Run:
     records: list[Record] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     retractions: int = 0
+    slices: int = 0
 
     @property
     def wall_seconds(self) -> float:

@@ -5,14 +5,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from proxy.simulator.conditions import UNNOTICED_SECONDS
 from proxy.simulator.engine import Engine
 from proxy.simulator.jobs import Ended, EngineConfig, LoadSnapshot, Started
-from proxy.simulator.prompt import TokenPrompt
+from proxy.simulator.prompt import Continuation, TokenPrompt
 
-# Tokens are handed out at most this often: sixty streams cost little CPU that way, and a reader sees no difference.
+# Tokens are handed out at most this often: sixty streams cost little CPU that way, and nobody sees it.
 TICK_SECONDS = 0.01
-# SGLang notices this late that a client left before its first token (2.6 to 7 s, measured); a stream shows at once.
-UNNOTICED_SECONDS = 3.0
 
 
 class Ticket:
@@ -23,15 +22,22 @@ class Ticket:
         self.changed = changed
         self.generated = 0
         self.cached_tokens = 0
-        self.started_at: float | None = None
         self.ended: Ended | None = None
 
 
 class Runner:
     """One engine and its clock."""
 
-    def __init__(self, config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        tick_seconds: float = TICK_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._clock = clock
+        self._tick_seconds = tick_seconds
+        self._told_at = clock()
         self.engine = Engine(config, now=clock())
         self._tickets: dict[str, Ticket] = {}
         self._wake = asyncio.Event()
@@ -40,13 +46,18 @@ class Runner:
         """Until cancelled."""
         while True:
             self._catch_up()
-            due = self.engine.next_due()
-            pause = None if due is None else max(due - self._clock(), 0.0)
-            if pause is not None and not self.engine.prefilling:
-                pause = max(pause, TICK_SECONDS)
+            pause = self._pause()
             self._wake.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), pause)
+
+    def _pause(self) -> float | None:
+        """Until something is due: first tokens and ends at once, more tokens with the next tick."""
+        due = self.engine.next_due()
+        if due is None:
+            return None
+        pause = max(due - self._clock(), 0.0)
+        return pause if self.engine.expecting else max(pause, self._tick_seconds)
 
     def submit(
         self,
@@ -54,13 +65,13 @@ class Runner:
         prompt: TokenPrompt,
         changed: asyncio.Event,
         *,
-        output: bytes,
+        output: Continuation,
         output_tokens: int,
         max_new: int | None,
         ignore_eos: bool,
         tokenized: bool,
     ) -> Ticket:
-        """Hand a request to the engine now. `output` are the ids it will produce, packed.
+        """Hand a request to the engine now. `output` is what it will say.
 
         Raises PromptTooLong and DuplicateRid.
         """
@@ -72,7 +83,7 @@ class Runner:
             max_new=max_new,
             ignore_eos=ignore_eos,
             output_key=output,
-            tokenized=tokenized,
+            delay_seconds=0.0 if tokenized else None,
         )
         ticket = self._tickets[rid] = Ticket(rid, changed)
         self._wake.set()
@@ -113,7 +124,8 @@ class Runner:
             for event in events:
                 ticket = self._tickets[event.rid]
                 if isinstance(event, Started):
-                    ticket.started_at, ticket.cached_tokens = event.at, event.cached_tokens
+                    ticket.cached_tokens = event.cached_tokens
+                    self._tell(ticket, max(ticket.generated, 1))
                 elif isinstance(event, Ended):
                     del self._tickets[event.rid]
                     ticket.ended, ticket.generated = event, event.completion_tokens
@@ -121,8 +133,13 @@ class Runner:
                     ticket.changed.set()
             if not events and self.engine.now >= now:
                 break
-        for rid, generated in self.engine.generated().items():
-            ticket = self._tickets[rid]
-            if ticket.generated != generated:
-                ticket.generated = generated
-                ticket.changed.set()
+        if now - self._told_at >= self._tick_seconds:
+            self._told_at = now
+            for rid, generated in self.engine.generated().items():
+                self._tell(self._tickets[rid], generated)
+
+    @staticmethod
+    def _tell(ticket: Ticket, generated: int) -> None:
+        if ticket.generated != generated:
+            ticket.generated = generated
+            ticket.changed.set()

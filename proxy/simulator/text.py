@@ -5,6 +5,8 @@ each of which is one token to o200k_base too. What the model says reads back as 
 generated as, so the next turn of a conversation finds its prefix in the cache.
 """
 
+from __future__ import annotations
+
 import json
 import random
 from array import array
@@ -18,11 +20,12 @@ _ROLES = {"system": 4, "user": 5, "assistant": 6, "tool": 7, "developer": 8}
 _OTHER_ROLE = 9
 _BYTES = 4
 
-WORDS = (
+_WORDS = (
     "the and for are but not you all any can her was one our out day get has him his how man new now old "
     "see two way who boy did its let put say she too use big end far few got run set six top try ask own "
-    "air also"
-).split()[:-1]
+    "air red sun sea map law art job oil car cup ten hot low sir yet ago due led won met lay bad fit"
+)
+WORDS = tuple(_WORDS.split())
 
 
 def tokenize(text: str) -> array[int]:
@@ -53,9 +56,27 @@ def words(seed: str, count: int) -> str:
     return "".join(f"{word} " for word in random.Random(seed).choices(WORDS, k=count))
 
 
-def spoken(seed: str, count: int) -> list[str]:
-    """What the model says: `count` tokens as text."""
-    return [f"{word} " for word in random.Random(seed).choices(WORDS, k=count)]
+class Speech:
+    """What the model says, token by token, for as long as it is asked to go on."""
+
+    def __init__(self, seed: str) -> None:
+        self._rng = random.Random(seed)
+        self._words: list[str] = []
+
+    def text(self, start: int, stop: int) -> str:
+        """Tokens [start, stop)."""
+        return "".join(self.tokens(start, stop))
+
+    def tokens(self, start: int, stop: int) -> list[str]:
+        """The same, one by one."""
+        missing = stop - len(self._words)
+        if missing > 0:
+            self._words += [f"{word} " for word in self._rng.choices(WORDS, k=missing)]
+        return self._words[start:stop]
+
+    def packed_ids(self, count: int) -> bytes:
+        """The ids of the first `count` tokens, as a `TokenPrompt` holds them."""
+        return tokenize(self.text(0, count)).tobytes()
 
 
 def _content(message: Mapping[str, Any]) -> str:
@@ -64,9 +85,7 @@ def _content(message: Mapping[str, Any]) -> str:
     parts = [content] if isinstance(content, str) else []
     if isinstance(content, list):
         parts = [
-            part["text"]
-            if isinstance(part, dict) and isinstance(part.get("text"), str)
-            else json.dumps(part)
+            part["text"] if isinstance(part, dict) and isinstance(part.get("text"), str) else json.dumps(part)
             for part in content
         ]
     if message.get("tool_calls"):

@@ -148,11 +148,13 @@ class Metrics:
         """An abort was sent to a server."""
         self._aborts.inc()
 
-    def prefill_slice(self, *, missed: bool = False) -> None:
-        """A slice was sent; `missed` when its predecessor was gone from the cache."""
+    def prefill_slice(self) -> None:
+        """A slice was sent."""
         self._slices.inc()
-        if missed:
-            self._slice_misses.inc()
+
+    def prefill_slice_missed(self) -> None:
+        """The server did not have the slice before this one any more."""
+        self._slice_misses.inc()
 
     def token_ratio(self, ratio: float) -> None:
         """The server's prompt tokens over the proxy's count."""

@@ -21,7 +21,7 @@ _CONVERSATIONS = 20_000
 _HEAVIEST_TOKENS = 16_384  # a giant prompt teaches no more than one of this size
 # Until a class has seen a few thousand tokens the model's overall ratio speaks for it: a template's
 # fixed text can triple a prompt of ten tokens, which says nothing about long ones.
-_PRIOR_TOKENS = 1_000
+_PRIOR_TOKENS = 4_000
 
 
 @dataclass(slots=True)
@@ -42,9 +42,8 @@ class Ratio:
 
     def value(self, prior: float = 1.0) -> float:
         """The ratio; close to `prior` until enough tokens were seen."""
-        seen = min(self.samples, 1 / _FORGETTING)
-        true = self.true_tokens * seen + prior * _PRIOR_TOKENS
-        raw = self.raw_tokens * seen + _PRIOR_TOKENS
+        true = self.true_tokens * self.samples + prior * _PRIOR_TOKENS
+        raw = self.raw_tokens * self.samples + _PRIOR_TOKENS
         return min(max(true / raw, LEAST_RATIO), MOST_RATIO)
 
 

@@ -110,7 +110,7 @@ def _message(message: object, index: int, rules: MediaRules, in_last_turn: bool)
         unit.texts.append(content)
     else:
         add_content(unit, content, rules, f"messages[{index}].content")
-    if len(message) > 2:
+    if len(message) > 2 or content is None:
         _extras(unit, message, index, in_last_turn)
     return unit
 

@@ -76,7 +76,7 @@ class Counter:
     """
 
     def __init__(self, encoder: Encoder | None, *, memo_entries: int) -> None:
-        self._encoder = encoder
+        self.encoder = encoder
         self._memo: Memo[int] = Memo(memo_entries)
         self.failures = 0
 
@@ -106,9 +106,9 @@ class Counter:
 
     def encode(self, text: str, size_bytes: int) -> int:
         """Tokens of `text` by the encoder, by its bytes where that fails or is not loaded yet."""
-        if self._encoder is not None:
+        if self.encoder is not None:
             try:
-                return len(self._encoder.encode_ordinary(text))
+                return len(self.encoder.encode_ordinary(text))
             except Exception as error:  # noqa: BLE001 a failing counter must never refuse a request
                 self._failed(error)
             except BaseException as error:

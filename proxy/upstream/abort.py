@@ -14,9 +14,10 @@ from typing import Protocol
 import httpx
 
 from proxy.admission.types import LoadSample
+from proxy.upstream.call import Call
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.link import Link
-from proxy.upstream.sglang import ABORT_PATH
+from proxy.upstream.sglang import ABORT_PATH, Route
 
 logger = logging.getLogger(__name__)
 
@@ -78,10 +79,9 @@ class Aborts:
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
-    def start_blind(self, exchange: Exchange, rid: str) -> None:
-        """Aborts an earlier attempt of this exchange whose connection is gone."""
-        sent_at = exchange.sent_at if exchange.sent_at is not None else self._server.clock()
-        task = asyncio.create_task(self._run_blind(exchange, rid, sent_at), name=f"abort {rid}")
+    def start_blind(self, call: Call, route: Route | None, rid: str, sent_at: float) -> None:
+        """Aborts an attempt whose connection is gone, once it must have arrived if it ever did."""
+        task = asyncio.create_task(self._run_blind(call, route, rid, sent_at), name=f"abort {rid}")
         self._blind.add(task)
         task.add_done_callback(self._blind.discard)
 
@@ -118,15 +118,17 @@ class Aborts:
                 await asyncio.wait({drain})
             await exchange.close()
 
-    async def _run_blind(self, exchange: Exchange, rid: str, sent_at: float) -> None:
-        await self._patience(sent_at, exchange.call.prompt_tokens)
-        await self._post(wire_rids(exchange, rid))
+    async def _run_blind(self, call: Call, route: Route | None, rid: str, sent_at: float) -> None:
+        rest = sent_at + patience_seconds(call.prompt_tokens) - self._server.clock()
+        if rest > 0:
+            await _wait(self._hurry, rest)
+        await self._post(wire_rids(route, rid, call.sequences))
 
     async def _until_arrived(self, exchange: Exchange) -> None:
         """Until the scheduler must know the request."""
         server = self._server
         while not self._hurry.is_set():
-            if exchange.first_byte_at is not None or exchange.over.is_set():
+            if exchange.has_arrived() or exchange.has_ended():
                 return
             sent_at = exchange.sent_at
             patience = patience_seconds(exchange.call.prompt_tokens)
@@ -146,14 +148,12 @@ class Aborts:
 
     async def _until_ended(self, exchange: Exchange) -> None:
         server = self._server
-        deadline = server.clock() + CONFIRM_SECONDS
-        by_rid = (
-            exchange.route is not None
-            and exchange.route.rid_field is not None
-            and exchange.call.sequences == 1
-        )
+        begun_at = server.clock()
+        deadline = begun_at + CONFIRM_SECONDS
+        call, route = exchange.call, exchange.route
+        by_rid = route is not None and route.rid_field is not None and call.sequences == 1
         while not exchange.has_ended():
-            if not await self._post(wire_rids(exchange, exchange.rid)):
+            if not await self._post(wire_rids(route, exchange.rid, call.sequences)):
                 return  # the server is gone, and the request with it
             posted_at = server.clock()
             await _wait(exchange.over, _REPEAT_SECONDS if by_rid else _CLOSE_AFTER_SECONDS)
@@ -161,16 +161,21 @@ class Aborts:
                 return
             if not by_rid:
                 await exchange.close()
-            noticed_soon = by_rid or exchange.observed.first_token_at is not None
-            if exchange.over.is_set() and await self._gone(exchange.call.pool, posted_at, noticed_soon):
+            streaming = exchange.observed.first_token_at is not None
+            if exchange.over.is_set() and await self._gone(
+                call.pool,
+                posted_at,
+                begun_at if streaming else posted_at,
+                noticed_soon=by_rid or streaming,
+            ):
                 return
             if server.clock() >= deadline:
                 logger.warning("abort of %s not confirmed within %g s", exchange.rid, CONFIRM_SECONDS)
                 return
 
-    async def _gone(self, pool: str, posted_at: float, noticed_soon: bool) -> bool:
-        """With the connection gone only load can tell: an idle pool, or (where the server reacts at
-        once) two samples that are younger than the abort."""
+    async def _gone(self, pool: str, posted_at: float, ran_at: float, *, noticed_soon: bool) -> bool:
+        """With the connection gone only load can tell: a pool that was idle after the request ran
+        there, or (where the server reacts at once) two samples younger than the abort."""
         server = self._server
         until = server.clock() + _REPEAT_SECONDS * 2
         first: float | None = None
@@ -178,20 +183,15 @@ class Aborts:
             server.urge()
             await server.next_sample(_LOOK_SECONDS)
             sample = server.latest(pool)
-            if sample is None or sample.at < posted_at + _SETTLE_SECONDS:
+            if sample is None:
                 continue
-            idle = not (
-                sample.running or sample.waiting or sample.waiting_uncached_tokens or sample.used_tokens
-            )
-            if idle or (noticed_soon and first is not None and sample.at > first + _LOOK_SECONDS):
+            if sample.at > ran_at and is_idle(sample):
                 return True
-            first = sample.at if first is None else first
+            if noticed_soon and sample.at > posted_at + _SETTLE_SECONDS:
+                if first is not None and sample.at > first + _LOOK_SECONDS:
+                    return True
+                first = sample.at if first is None else first
         return self._hurry.is_set()
-
-    async def _patience(self, sent_at: float, prompt_tokens: int) -> None:
-        rest = sent_at + patience_seconds(prompt_tokens) - self._server.clock()
-        if rest > 0:
-            await _wait(self._hurry, rest)
 
     async def _post(self, rids: Iterable[str]) -> bool:
         """Asks the server to abort these. False when it cannot be reached at all."""
@@ -221,16 +221,13 @@ def patience_seconds(prompt_tokens: int) -> float:
     return max(prompt_tokens * TOKENIZE_SECONDS_PER_TOKEN * _PATIENCE_FACTOR, _LEAST_PATIENCE_SECONDS)
 
 
-def wire_rids(exchange: Exchange, rid: str) -> list[str]:
-    """Every id under which the server may run this request: of a batch one for each item.
+def wire_rids(route: Route | None, rid: str, sequences: int) -> list[str]:
+    """Every id under which the server may run a request: of a batch one for each item.
 
     `n` > 1 draws fresh ids that nobody knows; then these match nothing, which is no error.
     """
-    prefix = exchange.route.rid_prefix if exchange.route else ""
-    items = (
-        [f"{prefix}{rid}_{i}" for i in range(exchange.call.sequences)] if exchange.call.sequences > 1 else []
-    )
-    return [prefix + rid, *items]
+    whole = (route.rid_prefix if route else "") + rid
+    return [whole, *(f"{whole}_{item}" for item in range(sequences) if sequences > 1)]
 
 
 def work_seen(sample: LoadSample) -> int | None:
@@ -238,6 +235,11 @@ def work_seen(sample: LoadSample) -> int | None:
     if sample.prefill_tokens_total is None or sample.waiting_uncached_tokens is None:
         return None
     return sample.prefill_tokens_total + sample.waiting_uncached_tokens
+
+
+def is_idle(sample: LoadSample) -> bool:
+    """Nothing runs, waits or holds tokens. "0 running, 0 waiting" alone may be a prefill."""
+    return not (sample.running or sample.waiting or sample.waiting_uncached_tokens or sample.used_tokens)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -156,9 +156,9 @@ class Backend:
         if exchange.observed.error is not None:
             self.urge()
 
-    def orphaned(self, exchange: Exchange, rid: str) -> None:
+    def orphaned(self, call: Call, rid: str, sent_at: float) -> None:
         """An earlier attempt may have arrived under this id."""
-        self._aborts.start_blind(exchange, rid)
+        self._aborts.start_blind(call, self._route(call), rid, sent_at)
 
     def settled(self, exchange: Exchange) -> None:
         """No more bytes will come of it."""

@@ -2,19 +2,18 @@
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Protocol, Self, cast
 
 import httpx
 
 from proxy.admission.types import LoadSample
-from proxy.upstream.body import splice
 from proxy.upstream.call import Call, Observed
 from proxy.upstream.errors import UpstreamBroken, UpstreamBusy, UpstreamUnreachable
-from proxy.upstream.link import Headers, Link, end_to_end, reason_of
-from proxy.upstream.sglang import RID_HEADER, Route
+from proxy.upstream.link import Headers, end_to_end, reason_of
+from proxy.upstream.sender import Desk, Sender
+from proxy.upstream.sglang import Route
 from proxy.upstream.sse import EventPace, early_error, has_event
 from proxy.upstream.watch import AnswerWatch
 
@@ -28,22 +27,14 @@ _DRAIN_SECONDS = 1.0
 _HANDOVER_SECONDS = 0.02
 
 
-class Owner(Protocol):
+class Owner(Desk, Protocol):
     """What an exchange needs of its backend."""
 
-    link: Link
-    clock: Callable[[], float]
     stall_seconds: float
     pace: EventPace
 
-    def edit(self, call: Call, route: Route, rid: str) -> tuple[list[tuple[str, bytes]], bool]:
-        """The keys to splice into the body, and whether they ask for a usage chunk to swallow."""
-
     def lost(self, exchange: "Exchange") -> None:
         """Nobody will read this unfinished exchange: abort it, then `close` it."""
-
-    def orphaned(self, exchange: "Exchange", rid: str) -> None:
-        """Sent under this id before, and the connection died: abort it should it have arrived."""
 
     def settled(self, exchange: "Exchange") -> None:
         """No more bytes will come of it."""
@@ -61,16 +52,14 @@ class Exchange:
         self.call = call
         self.route = route
         self.baseline = baseline  # the pool's load when this was sent
-        self.rid = call.rid  # as sent, without the route's prefix; a retry takes a fresh one
         self.status = 0
         self.headers: Headers = []
         self.early_error: tuple[int, str, str] | None = None  # status, message, type of a failed 200 stream
         self.observed = Observed()
-        self.sent_at: float | None = None  # first byte handed to the transport, later the last
-        self.delivered = False  # all of the request was handed to the transport
         self.first_byte_at: float | None = None
         self.over = asyncio.Event()  # no more bytes will come: complete, broken or closed
         self._owner = owner
+        self._sender = Sender(call, route, owner)
         self._on_first_token: Callable[[], None] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._response: httpx.Response | None = None
@@ -81,6 +70,21 @@ class Exchange:
         self._cut = False  # a read was cancelled: the transport has closed the connection
         self._taken = False
         self._given_up: str | None = None
+
+    @property
+    def rid(self) -> str:
+        """The id it was sent under, without the route's prefix. A retry takes a fresh one."""
+        return self._sender.attempt.rid
+
+    @property
+    def sent_at(self) -> float | None:
+        """When it was handed to the transport: the first byte, later the last."""
+        return self._sender.attempt.sent_at
+
+    @property
+    def delivered(self) -> bool:
+        """All of it was handed to the transport."""
+        return self._sender.attempt.delivered
 
     @property
     def on_first_token(self) -> Callable[[], None] | None:
@@ -121,7 +125,7 @@ class Exchange:
             raise
 
     async def _open(self) -> None:
-        response, swallow = await self._send()
+        response = await self._sender.send(lambda: self.route is not None and not self._taken)
         self._response = response
         self._raw = cast("AsyncGenerator[bytes, None]", response.aiter_raw())
         self.first_byte_at = self._owner.clock()
@@ -138,14 +142,14 @@ class Exchange:
         if self.status in _BUSY_STATUSES:
             raise UpstreamBusy(await self._reason(), status=self.status)
         if self.status == 200 and "content-encoding" not in response.headers:
-            await self._begin(self.route, streamed, swallow and streamed)
+            await self._begin(self.route, streamed)
 
-    async def _begin(self, route: Route, streamed: bool, swallow_usage: bool) -> None:
+    async def _begin(self, route: Route, streamed: bool) -> None:
         self._watch = AnswerWatch(
             route,
             self.observed,
             streamed=streamed,
-            swallow_usage=swallow_usage,
+            swallow_usage=streamed and self._sender.swallow_usage,
             sequences=self.call.sequences,
             pace=self._owner.pace,
             clock=self._owner.clock,
@@ -156,34 +160,6 @@ class Exchange:
         else:
             self.observed.first_token_at = self.first_byte_at
             self._first_token()
-
-    async def _send(self) -> tuple[httpx.Response, bool]:
-        retried = False
-        while True:
-            trace = _Trace(self, self._owner.clock)
-            request, swallow = self._request(trace)
-            try:
-                return await self._owner.link.send(request), swallow
-            except httpx.TransportError as error:
-                if self.sent_at is None:
-                    raise UpstreamUnreachable(reason_of(error), sent=False) from error
-                # An idle connection that the server closed under us. Most likely nothing arrived;
-                # should it have, its id would be refused as a duplicate: take another.
-                if retried or not trace.reused or trace.answered or self._taken:
-                    raise UpstreamUnreachable(reason_of(error), sent=True) from error
-                retried = True
-                self._owner.orphaned(self, self.rid)
-                self.rid = secrets.token_hex((len(self.rid) + 1) // 2)[: len(self.rid)]
-                self.sent_at, self.delivered = None, False
-
-    def _request(self, trace: "_Trace") -> tuple[httpx.Request, bool]:
-        call, body, headers, swallow = self.call, self.call.body, self.call.headers, False
-        if self.route is not None and body and call.rid:
-            fields, swallow = self._owner.edit(call, self.route, self.rid)
-            body = splice(body, fields)
-            if self.route.rid_field is None:
-                headers = [*headers, (RID_HEADER, self.rid.encode())]
-        return self._owner.link.request(call.method, call.path, headers, body, trace=trace), swallow
 
     async def _first_event(self, watch: AnswerWatch) -> None:
         """Reads the first event whole. A failure becomes `early_error`, or UpstreamBusy."""
@@ -202,6 +178,7 @@ class Exchange:
             return
         self.observed.ended = True
         self.observed.first_token_at = None
+        self.observed.generated_tokens = 0
         self.observed.error = failure[1]
         await self._read_rest()
         if failure[0] in _BUSY_STATUSES:
@@ -298,6 +275,8 @@ class Exchange:
 
     async def aclose(self) -> None:
         """Done with it. Returns at once also when it must be aborted: that goes on in the background."""
+        if self._taken:
+            return
         if self.observed.ended:
             await self.close()
         elif not self.over.is_set():
@@ -327,6 +306,11 @@ class Exchange:
     def has_ended(self) -> bool:
         """Whether the engine is done with it."""
         return self.observed.ended
+
+    def has_arrived(self) -> bool:
+        """Whether an answer proves that the scheduler knows the request."""
+        greeted = self.route is not None and self.route.greets
+        return self.observed.first_token_at is not None or (self.first_byte_at is not None and not greeted)
 
     async def drain(self) -> None:
         """Reads the rest for what it says, until it is over. Raises nothing but cancellation."""
@@ -363,27 +347,3 @@ class Exchange:
         if self._response is not None:
             await self._response.aclose()
         self._settle()
-
-
-class _Trace:
-    """What the transport reports of one attempt: whether its connection was new, what was sent."""
-
-    __slots__ = ("_clock", "_exchange", "answered", "reused")
-
-    def __init__(self, exchange: Exchange, clock: Callable[[], float]) -> None:
-        self._exchange = exchange
-        self._clock = clock
-        self.reused = True
-        self.answered = False
-
-    async def __call__(self, event: str, info: dict[str, Any]) -> None:
-        match event:
-            case "connection.connect_tcp.started" | "connection.connect_unix_socket.started":
-                self.reused = False
-            case "http11.send_request_headers.started":
-                self._exchange.sent_at = self._clock()
-            case "http11.send_request_body.complete":
-                self._exchange.sent_at = self._clock()
-                self._exchange.delivered = True
-            case "http11.receive_response_headers.complete":
-                self.answered = True

@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 # A server that tokenizes answers nobody for seconds (5.8 s seen): late is not dead.
 _POLL_TIMEOUT_SECONDS = 5.0
-_LATE_POLLS_UNTIL_DOWN = 4
+_LATE_POLLS_UNTIL_DOWN = 3
+_LATE_SECONDS_UNTIL_DOWN = 10.0
 # While urged: often enough to see a request arrive between two chunks.
 _URGED_POLL_SECONDS = 0.03
 _URGE_LASTS_SECONDS = 1.0
@@ -79,6 +80,7 @@ class Poller:
         self._rare: dict[int, RankLoad] = {}
         self._rare_due = 0.0
         self._urged_until = 0.0
+        self._was_up = False
         self._wake = asyncio.Event()
         self._sampled = asyncio.Event()
         self._down_reason: str | None = None
@@ -101,11 +103,17 @@ class Poller:
                 await self._sampled.wait()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Nothing a server says ends it."""
         while True:
-            found = await self._find()
-            with contextlib.suppress(_Restarted):
+            try:
+                found = await self._find()
                 self._lose(await self._watch(found))
+            except _Restarted:
+                continue
+            except Exception:
+                logger.exception("%s: unexpected trouble while polling", self._spec.name)
+                self._lose("says things the proxy does not understand")
+                await asyncio.sleep(_LAST_RETRY_SECONDS)
 
     # --- finding it
 
@@ -128,9 +136,10 @@ class Poller:
         name = self._spec.name
         pools = (name,) if len(ranks) == 1 else tuple(f"{name}/{rank}" for rank in range(len(ranks)))
         for pool in self.pools:
-            if pool not in pools:
+            if self._was_up and pool not in pools:
                 self._listener.pool_down(pool, "restarted with other ranks")
         self.pools, self.found, self._down_reason = pools, found, None
+        self._was_up = True
         self._latest.clear()
         self._raw.clear()
         self._rare.clear()
@@ -155,22 +164,24 @@ class Poller:
 
     async def _watch(self, found: Discovery) -> str:
         """Polls until the server is down; returns why. Raises _Restarted."""
-        late, progress = 0, self._progress()
+        late, good_at, progress = 0, self._clock(), self._progress()
         while True:
             self._wake.clear()
             try:
                 await self._poll(found)
-                late = 0
+                await self._read_rare(found)
+                late, good_at = 0, self._clock()
             except httpx.ConnectError as error:
                 return reason_of(error)
             except (httpx.TransportError, TimeoutError, _BadPoll) as error:
                 late += 1
-                moved, progress = progress != self._progress(), self._progress()
-                if moved:
-                    late = 0
-                if late >= _LATE_POLLS_UNTIL_DOWN:
-                    return f"{late} polls in a row failed: {reason_of(error)}"
                 logger.info("%s: poll failed: %s", self._spec.name, reason_of(error))
+                before, progress = progress, self._progress()
+                if progress != before:  # streams go on: it is busy, not dead
+                    late, good_at = 0, self._clock()
+                silent_seconds = self._clock() - good_at
+                if late >= _LATE_POLLS_UNTIL_DOWN and silent_seconds >= _LATE_SECONDS_UNTIL_DOWN:
+                    return f"no useful answer for {silent_seconds:.0f} s: {reason_of(error)}"
             await self._pause(found.loads)
 
     async def _pause(self, source: LoadSource | None) -> None:
@@ -194,9 +205,15 @@ class Poller:
             self._deliver(load, received_at)
         self._sampled.set()
         self._sampled.clear()
-        if found.info.metrics_enabled and source.path != METRICS_PATH and received_at >= self._rare_due:
-            self._rare_due = received_at + _METRICS_SECONDS
-            self._rare = {load.rank: load for load in parse_metrics((await self._ask(METRICS_PATH)).content)}
+
+    async def _read_rare(self, found: Discovery) -> None:
+        """What only /metrics says: the engine's output ratio and its retractions."""
+        from_metrics = found.loads is not None and found.loads.path == METRICS_PATH
+        if not found.info.metrics_enabled or from_metrics or self._clock() < self._rare_due:
+            return
+        self._rare_due = self._clock() + _METRICS_SECONDS
+        response = await self._ask(METRICS_PATH)
+        self._rare = {load.rank: load for load in parse_metrics(response.content)}
 
     async def _ask(self, path: str) -> httpx.Response:
         try:

@@ -26,6 +26,7 @@ GET_LOAD_PATH = "/get_load"  # 0.5.17; gone in 0.5.23
 METRICS_PATH = "/metrics"
 ABORT_PATH = "/abort_request"
 GENERATE_PATH = "/generate"
+TOKENIZE_PATH = "/v1/tokenize"
 
 # The server closes a connection that was idle for 5 s: never reuse one that is nearly as old.
 KEEPALIVE_SECONDS = 3.0
@@ -55,6 +56,8 @@ class Route:
     first_mark: bytes | None = None
     end_mark: bytes = b"data: [DONE]\n\n"
     lead_events: int = 0
+    usage_at_start: bool = False  # the prompt's tokens come with the first event, not the last
+    greets: bool = False  # its first events come before the engine has seen the request
 
 
 ROUTES: Mapping[str, Route] = {
@@ -69,11 +72,16 @@ ROUTES: Mapping[str, Route] = {
         rid_prefix="resp_",
         priority_null=b"0",
         first_mark=b".delta",
+        greets=True,
         end_mark=b"",  # its last event is as large as the whole answer: wait for the end of the body
         lead_events=4,
     ),
     "/v1/messages": Route(
-        None, first_mark=b"content_block_delta", end_mark=b'"message_stop"}\n\n', lead_events=2
+        None,
+        first_mark=b"content_block_delta",
+        end_mark=b'"message_stop"}\n\n',
+        lead_events=2,
+        usage_at_start=True,
     ),
 }
 
@@ -315,7 +323,6 @@ def _metrics_load(rank: int, gauges: Mapping[str, float]) -> RankLoad:
     pool = gauges.get("max_total_num_tokens", 0.0)
     worst = max(gauges.get(name, 0.0) for name in ("token_usage", "swa_token_usage", "mamba_usage"))
     used = gauges.get("num_used_tokens", 0.0)
-    retracted = gauges.get("num_retracted_requests_total")
     return RankLoad(
         rank=rank,
         age_seconds=0.0,
@@ -324,7 +331,7 @@ def _metrics_load(rank: int, gauges: Mapping[str, float]) -> RankLoad:
         waiting=round(gauges.get("num_queue_reqs", 0.0)),
         pool_tokens=round(pool) or None,
         new_token_ratio=gauges.get("new_token_ratio"),
-        retractions_total=None if retracted is None else round(retracted),
+        retractions_total=round(gauges.get("num_retracted_requests_total", 0.0)),  # absent until the first
     )
 
 

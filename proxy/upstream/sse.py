@@ -143,13 +143,13 @@ class UsageSwallower:
 def usage_of(fields: Mapping[str, Any]) -> Usage | None:
     """From a `usage` object of any of the APIs; None where it names no prompt (a failed request)."""
     prompt = fields.get("prompt_tokens", fields.get("input_tokens"))
-    completion = fields.get("completion_tokens", fields.get("output_tokens"))
-    details = fields.get("prompt_tokens_details", fields.get("input_tokens_details"))
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    if cached is None:
-        cached = fields.get("cached_tokens", fields.get("cache_read_input_tokens"))
     if not isinstance(prompt, int) or prompt < 1:
         return None
+    completion = fields.get("completion_tokens", fields.get("output_tokens"))
+    details = fields.get("prompt_tokens_details", fields.get("input_tokens_details"))
+    cached = details.get("cached_tokens") if isinstance(details, dict) else fields.get("cached_tokens")
+    if isinstance(read := fields.get("cache_read_input_tokens"), int):
+        prompt, cached = prompt + read, read  # /v1/messages counts what it found in the cache beside the rest
     return Usage(
         prompt,
         completion if isinstance(completion, int) else None,
@@ -157,14 +157,14 @@ def usage_of(fields: Mapping[str, Any]) -> Usage | None:
     )
 
 
-def usage_in(tail: bytes) -> Usage | None:
-    """The last usage in the end of an answer, streamed or whole; None where there is none."""
-    for match in reversed(list(_USAGE.finditer(tail))):
-        document = load_json(match[1])
-        usage = usage_of(document) if isinstance(document, dict) else None
-        if usage:
-            return usage
-    return None
+def usage_in(answer: bytes) -> Usage | None:
+    """What an answer's usage objects say together, later ones over earlier; None where there is none."""
+    merged: dict[str, Any] = {}
+    for found in _USAGE.findall(answer):
+        document = load_json(found)
+        if isinstance(document, dict):
+            merged.update(document)
+    return usage_of(merged)
 
 
 def meta_usage_in(tail: bytes) -> Usage | None:

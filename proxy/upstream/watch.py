@@ -5,6 +5,7 @@ from collections.abc import Callable
 from proxy.upstream.call import Observed, Usage
 from proxy.upstream.sglang import GENERATE_PATH, ROUTES, Route
 from proxy.upstream.sse import (
+    TAIL_BYTES,
     EventPace,
     StreamWatch,
     Tail,
@@ -21,6 +22,7 @@ class AnswerWatch:
 
     __slots__ = (
         "_clock",
+        "_head",
         "_observed",
         "_on_token",
         "_pace",
@@ -52,6 +54,7 @@ class AnswerWatch:
         self._stream = StreamWatch(route) if streamed else None
         self._tail = self._stream.tail if self._stream else Tail()
         self._swallower = UsageSwallower() if swallow_usage else None
+        self._head = b""
 
     def see(self, chunk: bytes) -> bytes:
         """Runs for every chunk: a microsecond or two, no parsing."""
@@ -59,6 +62,8 @@ class AnswerWatch:
         if stream is None:
             self._tail.add(chunk)
             return chunk
+        if self._route.usage_at_start and not stream.started and len(self._head) < TAIL_BYTES:
+            self._head += chunk
         stream.feed(chunk)
         observed = self._observed
         if stream.started:
@@ -93,4 +98,5 @@ class AnswerWatch:
         if self._route is ROUTES[GENERATE_PATH]:
             # one item of a batch says nothing about the others
             return meta_usage_in(tail) if self._sequences == 1 else None
-        return usage_in(tail)
+        # the head may be in the tail as well: the same object twice changes nothing
+        return usage_in(self._head + b"\n" + tail) if self._head else usage_in(tail)

@@ -54,7 +54,7 @@ def _run(name: str, folder: Path, chosen: argparse.Namespace) -> bool:
         pace=engine.pace,
         speedup=engine.speedup,
         policy=engine.policy,
-        flags=chosen.flag,
+        flags=[*engine.flags, *chosen.flag],
         log_path=folder / "sglang.log",
     )
     with server:

@@ -56,6 +56,7 @@ async def _play(stage: Stage, pace: Pace, say: Say, rounds: int) -> list[Row]:
                 departure = await leave(stage, pace)
                 await stage.until("all is idle and nothing charged", stage.is_idle, SETTLE_SECONDS)
             watch = stage.watch
+            say(f"    most committed {watch.most_committed():,.0f}, most used {watch.most_used():,}")
             uncovered = max(uncovered, watch.most_uncovered())
             committed = max(committed, watch.most_committed())
             least = min(least, watch.least_committed())
@@ -134,11 +135,13 @@ async def leave_early(stage: Stage, pace: Pace) -> Departure:
 async def _until_dropped(stage: Stage, left: float, depth: int) -> float:
     """Seconds from `left` until the engine uses less than half of what it used."""
 
+    samples = stage.watch.engine
+
     async def dropped() -> bool:
-        return await stage.used_tokens() < depth / 2
+        return bool(samples) and samples[-1].told_at > left and samples[-1].used_tokens < depth / 2
 
     await stage.until("the engine let go", dropped)
-    return time.monotonic() - left
+    return samples[-1].told_at - left
 
 
 def _queue_is(stage: Stage, length: int) -> Callable[[], Awaitable[bool]]:

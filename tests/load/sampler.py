@@ -15,9 +15,12 @@ LOADS_PATH = "/v1/loads?include=core"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One reading; `at` is seconds since the load began, when it was asked for."""
+    """One reading. Seconds since the load began: `at`, when it was asked for, and `told_at`, when the
+    engine's scheduler wrote it down.
+    """
 
     at: float
+    told_at: float
     running: int
     waiting: int
     used_tokens: int
@@ -33,6 +36,7 @@ async def read_sample(base_url: str, began: float) -> Sample:
     (load,) = json.loads(body)["loads"]
     return Sample(
         at=at,
+        told_at=load["timestamp"] - (time.time() - time.monotonic()) - began,
         running=load["num_running_reqs"],
         waiting=load["num_waiting_reqs"],
         used_tokens=load["num_used_tokens"],

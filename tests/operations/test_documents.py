@@ -7,6 +7,7 @@ import pytest
 
 from proxy.admission.types import Reason
 from proxy.settings import Settings
+from proxy.settings_sections import PENDING
 from proxy.settings_text import variable
 from tests.operations.names import KNOWN, ROOT, metric_names
 
@@ -53,6 +54,11 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 def test_every_reason_of_refusal_is_explained() -> None:
     text = (DOCS / "answers.md").read_text()
     assert [reason.value for reason in Reason if f"`{reason.value}`" not in text] == []
+
+
+def test_settings_without_effect_are_listed_among_the_limits() -> None:
+    section = (DOCS / "limits.md").read_text().split("## Not in this version")[1].split("\n## ")[0]
+    assert set(re.findall(r"PROXY_[A-Z_]+[A-Z]", section)) == {variable(name) for name in PENDING}
 
 
 def test_every_page_is_reachable_from_the_index() -> None:

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # type: ignore[import-not-found]
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY = 4096
 CONTEXT_TOKENS = 1_048_576

@@ -70,7 +70,7 @@ def test_text_reaches_the_scheduler_when_it_is_tokenized_and_ids_at_once() -> No
     engine = Engine(replace(CONFIG, tokenize_token_seconds=1e-3))
     prompt = SpanPrompt([("a", 500)])
     engine.submit("text", prompt, output_tokens=1)
-    engine.submit("ids", SpanPrompt([("b", 500)]), output_tokens=1, tokenized=True)
+    engine.submit("ids", SpanPrompt([("b", 500)]), output_tokens=1, delay_seconds=0)
     begun = starts(until_idle(engine))
     assert begun["ids"] == pytest.approx(0.05)
     assert begun["text"] == pytest.approx(0.55)
@@ -103,6 +103,27 @@ def test_the_queue_stops_at_the_first_that_does_not_fit() -> None:
     events = until_idle(engine)
     assert starts(events)["small"] > ends(events)["a"].at
     assert starts(events)["small"] >= starts(events)["too large for now"]
+
+
+def test_the_captured_queue_of_long_prompts_starts_in_the_captured_order() -> None:
+    # sglang-captures: four 64K, one 180K and a small one on the story's pool; each alone but the first
+    # two, and the small one together with the last
+    engine = Engine(EngineConfig(chunk_tokens=4096, tokenize_token_seconds=0, pace=PACE))
+    arrivals = (
+        ("64K-0", 64_000, 400),
+        ("64K-1", 64_000, 400),
+        ("64K-2", 64_000, 400),
+        ("180K-0", 180_000, 300),
+        ("64K-3", 64_000, 200),
+        ("small", 1_000, 50),
+    )
+    for rid, tokens, output in arrivals:
+        send(engine, rid, tokens, output)
+    events = until_idle(engine)
+    begun, ended = starts(events), ends(events)
+    assert begun["64K-1"] < ended["64K-0"].at == ended["64K-1"].at < begun["64K-2"]
+    assert ended["64K-2"].at < begun["180K-0"] < ended["180K-0"].at < begun["64K-3"]
+    assert begun["64K-3"] == begun["small"]
 
 
 def test_running_requests_are_charged_what_they_may_still_produce() -> None:

@@ -47,9 +47,19 @@ def test_token_prompts_agree_up_to_the_first_different_id(one: list[int], other:
         assert packed(*one).agreement(packed(*other), 0, stop) == expected
 
 
-def test_a_token_prompt_goes_on_with_the_first_of_the_ids_given() -> None:
-    more = array("I", [7, 8, 9]).tobytes()
-    assert packed(1, 2).followed_by(more, 2).agreement(packed(1, 2, 7, 8), 0, 4) == 4
+def test_a_prefix_is_as_long_as_asked() -> None:
+    prompt = SpanPrompt([("a", 5), ("b", 5), ("c", 5)])
+    assert prompt.first(7).spans() == [("a", 5), ("b", 2)]
+    assert prompt.first(99).tokens == 15
+
+
+class Sevens:
+    def packed_ids(self, count: int) -> bytes:
+        return array("I", [7] * count).tobytes()
+
+
+def test_a_token_prompt_goes_on_with_as_many_ids_as_were_generated() -> None:
+    assert packed(1, 2).followed_by(Sevens(), 2).agreement(packed(1, 2, 7, 7), 0, 4) == 4
 
 
 @pytest.mark.parametrize("start", [0, 1, 2])

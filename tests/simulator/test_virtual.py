@@ -20,7 +20,11 @@ from proxy.admission.types import (
     Reason,
     Refuse,
     Requeue,
+    Slice,
+    Sliceable,
+    SliceDone,
     Tick,
+    Tokenize,
 )
 from proxy.simulator.conditions import Conditions, Restart
 from proxy.simulator.jobs import EngineConfig
@@ -191,6 +195,68 @@ def test_agents_hit_the_cache_with_all_they_said_before() -> None:
     hits = [record.cached_tokens for record in run.records]
     assert hits == [0, 48_000 + 299, 48_000 + 900 + 599]
     assert run.records[1].sent_at - (run.records[0].ended_at or 0) == pytest.approx(3.0, rel=0.2)
+
+
+class Slicing(Open):
+    """Sends everything long in slices of 20,000 ids, one after the other."""
+
+    def step(self, now: float, event: Event) -> Sequence[Action]:
+        if isinstance(event, Arrival) and event.request.sliceable:
+            self.heard.append((now, event))
+            return [Tokenize(event.request.rid, "sim")]
+        if isinstance(event, Sliceable):
+            self.heard.append((now, event))
+            return [Slice(event.rid, "sim", 20_000)]
+        if isinstance(event, SliceDone):
+            self.heard.append((now, event))
+            if event.cached_tokens is None:
+                return []
+            if event.end_tokens < 60_000:
+                return [Slice(event.rid, "sim", event.end_tokens + 20_000)]
+            return [Dispatch(event.rid, "sim", Lane.LONG, 0.0, "fit")]
+        return super().step(now, event)
+
+
+def test_slices_are_prefilled_one_by_one_and_the_request_hits_them() -> None:
+    controller = Slicing()
+    (record,) = replay(one(64_000, 100), RTX, controller).records
+    assert (record.outcome, record.slices, record.cached_tokens) == (Outcome.DONE, 3, 60_000)
+    (known,) = controller.of(Sliceable)
+    assert known == Sliceable("r0000000", 64_000)
+    done = [event for event in controller.of(SliceDone) if isinstance(event, SliceDone)]
+    assert [event.cached_tokens for event in done] == [0, 20_000, 40_000]
+    alone = replay(one(64_000, 100), RTX).records[0].ttft_seconds
+    assert alone is not None
+    assert record.ttft_seconds == pytest.approx(alone, abs=0.5)
+    assert record.wait_seconds == pytest.approx(64_000 * 4e-6)  # until its first slice
+
+
+def test_shorts_get_in_between_slices() -> None:
+    workload = one(64_000, 100) + shorts(2, 12)
+    whole, sliced = replay(workload, RTX, Open()), replay(workload, RTX, Slicing())
+    assert sliced.of("short").longest_seconds < 0.5 * whole.of("short").longest_seconds
+
+
+def test_a_client_that_leaves_during_a_slice_costs_no_more_than_that_slice() -> None:
+    controller = Slicing()
+    run = replay(one(64_000, 100, leaves_after_seconds=4.0), RTX, controller)
+    assert controller.of(Gone) == [Gone("r0000000", reached_engine=True)]
+    (done, last) = controller.of(SliceDone)
+    assert isinstance(done, SliceDone)
+    assert isinstance(last, SliceDone)
+    assert (done.cached_tokens, last.cached_tokens) == (0, None)
+    assert run.samples[-1].used_tokens <= 20_000
+
+
+def test_a_controller_that_asks_to_be_woken_is_woken_then() -> None:
+    class Waking(Open):
+        def next_wakeup(self, now: float) -> float | None:
+            return 1.23 if now < 1.23 else None
+
+    controller = Waking()
+    replay(one(30_000), RTX, controller)
+    ticks = [now for now, event in controller.heard if isinstance(event, Tick)]
+    assert 1.23 in ticks
 
 
 def test_what_is_watched_is_kept_in_the_samples() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+import tiktoken
 
 from proxy.tokens.counter import Counter
 from proxy.tokens.o200k import load_encoding
@@ -10,8 +11,13 @@ from proxy.tokens.sizer import Sizer
 
 
 @pytest.fixture(scope="session")
-def counter() -> Counter:
-    return Counter(load_encoding(), memo_entries=10_000)
+def encoding() -> tiktoken.Encoding:
+    return load_encoding()
+
+
+@pytest.fixture(scope="session")
+def counter(encoding: tiktoken.Encoding) -> Counter:
+    return Counter(encoding, memo_entries=10_000)
 
 
 @pytest.fixture

@@ -53,7 +53,8 @@ def test_completions_take_ids_or_a_list_of_ids(prompt: object, ids: list[list[in
 
 @pytest.mark.parametrize(
     "prompt",
-    [None, "", [], [""], ["", ""], [[]], 3, True, {}, [1, "a"], ["a", 1], [1.5], [True], [-1], [[1], []], [[1], "a"], [[1], [-2]], [None], [{}], [2**40]],
+    [None, "", [], [""], ["", ""], [[]], 3, True, {}, [1, "a"], ["a", 1], [1.5], [True], [-1],
+     [[1], []], [[1], "a"], [[1], [-2]], [None], [{}], [2**40]],
 )  # fmt: skip
 def test_other_prompts_are_refused(prompt: object) -> None:
     param = refused(Api.COMPLETIONS, prompt=prompt).param

@@ -3,7 +3,7 @@ import hashlib
 import inspect
 
 import pytest
-from tiktoken_ext import openai_public
+from tiktoken_ext import openai_public  # type: ignore[import-untyped]
 
 from proxy.tokens import o200k
 
