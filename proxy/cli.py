@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from proxy.settings import (
     Settings,
@@ -27,29 +27,42 @@ Point your OpenAI base URL at it instead of at SGLang.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, 1 for trouble at run time, 2 for wrong settings."""
-    parser = _parser()
-    options = parser.parse_args(argv)
-    command: str = options.command
-    if command == "serve":
-        return _serve()
-    raise AssertionError(command)
+    options = _parser(argv).parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = options.run
+    return run(options)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(argv: Sequence[str] | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sglang-admission-proxy", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=package_version())
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser(
+    serving = commands.add_parser(
         "serve",
         help="run the proxy; everything comes from environment variables",
         description="Run the proxy. Everything comes from these environment variables:",
         epilog=help_text(SECTIONS, PENDING),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    serving.set_defaults(run=_serve)
+    simulator = commands.add_parser("simulator", help="run a simulated SGLang, to point things at")
+    demo = commands.add_parser(
+        "demo", help="replay the 186,624-token story, directly and through the proxy, side by side"
+    )
+    chosen = next((word for word in (sys.argv[1:] if argv is None else argv) if word[0] != "-"), "")
+    if chosen == "simulator":
+        from proxy.simulator import cli_options
+
+        cli_options.add_arguments(simulator)
+        simulator.set_defaults(run=cli_options.run)
+    elif chosen == "demo":
+        from proxy.simulator import demo as play
+
+        play.add_arguments(demo)
+        demo.set_defaults(run=play.main)
     return parser
 
 
-def _serve() -> int:
+def _serve(_: argparse.Namespace) -> int:
     try:
         settings = load_settings()
     except SettingsError as error:

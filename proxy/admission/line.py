@@ -86,6 +86,10 @@ class Line:
             return None
         end = None if job.unsliceable else pool.slicing.next_end(job, pool.facts, now)
         if end is not None:
+            if not pool.slice_fits(end - job.slice_sent_tokens):
+                return None
+            if pool.slicing.shorts_recent(now):  # take turns: the next when the last is answered
+                return None if job.slice_ends or pool.timeline.busy else end
             ahead = pool.slicing.overhead_seconds(end)
             return end if pool.timeline.open_for_long(ahead, now) else None
         if job.ids_tokens is None and not job.unsliceable:
@@ -102,7 +106,7 @@ class Line:
             if pool.short_backlog_tokens and pool.short_backlog_tokens + uncached > pool.facts.chunk_tokens:
                 return None  # one chunk's worth at a time; the rest stays where it can be ordered
             reserve = self.reserve_of(job)
-            if not pool.fits(job, reserve):
+            if not pool.fits(job, reserve, now):
                 continue
             rule = self._rule(job, reserve, head, now)
             if rule is not None:
@@ -115,13 +119,13 @@ class Line:
         pool = self.pool
         if pool.sliced is not None or not self._open_for_long(head, now):
             return None
-        if pool.fits(head, self.reserve_of(head)):
+        if pool.fits(head, self.reserve_of(head), now):
             return head, Rule.FIT
         for job in islice(self.longs.in_order(), SCAN_LONGS):
             if job is head:
                 continue
             reserve = self.reserve_of(job)
-            if not pool.timeline.busy and pool.fits(job, reserve):
+            if not pool.timeline.busy and pool.fits(job, reserve, now):
                 rule = self._rule(job, reserve, head, now)
                 if rule is not None:
                     return job, rule
@@ -158,7 +162,7 @@ class Line:
         reserve = self.reserve_of(job)
         if now < pool.hold_until:
             found.append("the server said its own queue is full")
-        found.extend(pool.misfits(job, reserve))
+        found.extend(pool.misfits(job, reserve, now))
         if job.long:
             if len(self.longs):
                 found.append(f"{len(self.longs)} long requests are queued before it")

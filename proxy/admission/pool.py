@@ -165,37 +165,66 @@ class Pool:
 
     # --- does it fit ---------------------------------------------------------------------------
 
-    def fits(self, job: Job, reserve_tokens: int) -> bool:
+    def fits(self, job: Job, reserve_tokens: int, now: float) -> bool:
         """C, E and S together; an empty pool takes anything the engine itself would take."""
         if not self.jobs and self.foreign_tokens == 0:
             return True
         need = self.need_tokens(job, reserve_tokens)
+        lent = self._lent_tokens(job, reserve_tokens, now)
         return (
-            self._fits_resident(job, need)
-            and self._fits_engine(job, need - min(reserve_tokens, need))
+            self._fits_resident(job, need, lent)
+            and self._fits_engine(job, need - min(reserve_tokens, need), lent)
             and self._fits_slots(job)
         )
 
-    def misfits(self, job: Job, reserve_tokens: int) -> list[str]:
+    @property
+    def unfilled_tokens(self) -> int:
+        """What the prompt in slices is charged and does not occupy yet."""
+        job = self.sliced
+        if job is None:
+            return 0
+        return max(0, min(job.uncached_tokens, job.request.prompt_tokens - job.slice_sent_tokens))
+
+    def _lent_tokens(self, job: Job, reserve_tokens: int, now: float) -> int:
+        """What a short may borrow of it: one that is gone before the slices get there."""
+        if job.long or self.sliced is None:
+            return 0
+        decode = reserve_tokens / job.request.sequences * self.costs.seconds_per_decode_token
+        if now + decode > self.prefill_free_at(now):
+            return 0
+        return max(0, self.unfilled_tokens - self.facts.chunk_tokens)
+
+    def slice_fits(self, tokens: int) -> bool:
+        """Is there room for the next slice, whatever was lent meanwhile?"""
+        filled = self.effective_tokens - self.unfilled_tokens
+        return filled + tokens <= max(self.short_ceiling_tokens, self.budget_tokens) or self.alone
+
+    @property
+    def alone(self) -> bool:
+        """Does the prompt in slices have the pool to itself?"""
+        return len(self.jobs) == 1 and self.foreign_tokens == 0
+
+    def misfits(self, job: Job, reserve_tokens: int, now: float) -> list[str]:
         """`fits` in words: what is short, and which number says so."""
-        if self.fits(job, reserve_tokens):
+        if self.fits(job, reserve_tokens, now):
             return []
         need = self.need_tokens(job, reserve_tokens)
+        lent = self._lent_tokens(job, reserve_tokens, now)
         found: list[str] = []
-        if not self._fits_resident(job, need):
+        if not self._fits_resident(job, need, lent):
             found.append(f"{need} KV tokens are needed, {self.free_tokens} are free")
-        if not self._fits_engine(job, need - min(reserve_tokens, need)):
+        if not self._fits_engine(job, need - min(reserve_tokens, need), lent):
             found.append("the server would queue it: its own reserve for running outputs is too large")
         if not self._fits_slots(job):
             found.append(f"{self.running_slots} of {self.facts.max_running_requests} running slots are taken")
         return found
 
-    def _fits_resident(self, job: Job, need: int) -> bool:
+    def _fits_resident(self, job: Job, need: int, lent: int) -> bool:
         if job.lane is Lane.LONG:
             return self.effective_tokens + need + self.unused_express_tokens <= self.budget_tokens
         if job.lane is Lane.GIANT:
             return self.effective_tokens + need <= need + self.short_room_beside(need)
-        return self.effective_tokens + need <= self.short_ceiling_tokens
+        return self.effective_tokens + need <= self.short_ceiling_tokens + lent
 
     @property
     def short_ceiling_tokens(self) -> int:
@@ -217,11 +246,11 @@ class Pool:
         """Is everything that holds a place here a short, ours and nobody else's?"""
         return self.foreign_tokens == 0 and not any(job.long for job in self.jobs.values())
 
-    def _fits_engine(self, job: Job, prompt_tokens: int) -> bool:
+    def _fits_engine(self, job: Job, prompt_tokens: int, lent: int) -> bool:
         most = job.request.max_tokens
         job_output = ENGINE_CLIP_TOKENS if most is None else min(most, ENGINE_CLIP_TOKENS)
         asked = prompt_tokens + job_output * job.request.sequences + self.facts.page_tokens
-        return self.engine_tokens + self.foreign_tokens + asked <= self.facts.pool_tokens
+        return self.engine_tokens + self.foreign_tokens + asked <= self.facts.pool_tokens + lent
 
     def _fits_slots(self, job: Job) -> bool:
         slots = self.facts.max_running_requests

@@ -27,11 +27,11 @@ class Sensor:
     def last(self) -> LoadSample | None:
         return self._last
 
-    def observe(self, now: float, sample: LoadSample) -> list[Job]:
-        """Take one poll in; gives back draining jobs that it shows to be gone."""
+    def observe(self, now: float, sample: LoadSample) -> tuple[list[Job], list[Job]]:
+        """Take one poll in; gives back the jobs it shows to be prefilled, and those that are gone."""
         pool, last = self._pool, self._last
         if last is not None and sample.at <= last.at:
-            return []
+            return [], []
         if sample.waiting_uncached_tokens is not None:
             pool.timeline.observe(sample.at, sample.waiting_uncached_tokens)
         if last is not None:
@@ -42,9 +42,9 @@ class Sensor:
             pool.set_engine_ratio(sample.new_token_ratio)
         self._last = sample
         if now - sample.at > STALE_SECONDS:
-            return []
+            return [], []
         self._watch_foreign(sample)
-        return self._drained(sample)
+        return self._prefilled(sample), self._drained(sample)
 
     def prefilled(self, now: float, job: Job) -> None:
         """A first token came; without the server's counters it is what the rate is learnt from."""
@@ -105,6 +105,18 @@ class Sensor:
         if foreign != pool.foreign_tokens:
             pool.foreign_tokens = foreign
             pool.version += 1
+
+    def _prefilled(self, sample: LoadSample) -> list[Job]:
+        """An answer that does not stream shows its first token at its end; the poll knows earlier."""
+        if sample.waiting or sample.waiting_uncached_tokens != 0:
+            return []
+        timeline = self._pool.timeline
+        return [
+            job
+            for job in self._pool.jobs.values()
+            if job.state is State.PREFILL
+            and sample.at > job.dispatched_at + 2 * timeline.tokenize_seconds(job) + SETTLE_SECONDS
+        ]
 
     def _drained(self, sample: LoadSample) -> list[Job]:
         pool = self._pool

@@ -24,6 +24,7 @@ from proxy.telemetry.metrics import Metrics, Outcome, Phase
 from proxy.tokens.shape import Api, BadRequest
 from proxy.tokens.sizer import Sized, Sizer
 from proxy.upstream.backend import Backend
+from proxy.upstream.body import screen
 from proxy.upstream.call import Call
 from proxy.upstream.errors import BodyRefused, UpstreamBroken, UpstreamBusy, UpstreamUnreachable
 from proxy.upstream.exchange import Exchange
@@ -97,6 +98,7 @@ class _Flow:
         "headers",
         "lane",
         "outcome",
+        "overrides",
         "path",
         "phase",
         "pool",
@@ -124,6 +126,7 @@ class _Flow:
         self.arrived_at = time.monotonic()
         self.tenant = self._tenant()
         self.wait_limit_seconds = 0.0
+        self.overrides: tuple[str, ...] = ()
         self.sized: Sized | None = None
         self.ticket: Ticket | None = None
         self.exchange: Exchange | None = None
@@ -144,6 +147,7 @@ class _Flow:
             body = await read_body_of(self, receive, settings.max_body_bytes)
             sized = self.sized = await handler.sizer.size(self.api, body)
             self._check_ids(sized)
+            self.overrides = screen(body)
         except BodyTooLarge as error:
             await self.reply(answers.bad_request(self.api, str(error), status=413))
             return
@@ -202,6 +206,7 @@ class _Flow:
             ask_usage=shape.stream and not shape.wants_usage and self._calibrates(shape.model),
             sequences=shape.sequences,
             prompt_tokens=sized.prompt_tokens,
+            overrides=self.overrides,
         )
         try:
             return await handler.backend_of(decision.pool).send(call)

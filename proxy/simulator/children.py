@@ -42,7 +42,7 @@ async def running(
                 *arguments,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **(environment or {})},
+                env={**_inherited(), **(environment or {})},
                 start_new_session=True,  # Ctrl-C is ours to handle: it must not reach them first
             )
         try:
@@ -50,6 +50,11 @@ async def running(
             yield process.pid
         finally:
             await _stop(process)
+
+
+def _inherited() -> dict[str, str]:
+    """What is set for somebody else's proxy is not for these."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PROXY_")}
 
 
 async def _ready(name: str, process: asyncio.subprocess.Process, url: str, log: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -37,6 +38,7 @@ class _Half:
     engine_url: str
     pool_share: float = 0.0
     engine_waiting: int = 0
+    ended_at: float = 0.0  # of the load, finished or not
 
 
 @dataclass(slots=True)
@@ -77,8 +79,8 @@ async def _demo(args: argparse.Namespace) -> int:
             _Half("proxied", Load(workload, Target(servers.proxy_url)), servers.engine_url),
         ]
         interrupted = await _drive(halves, workload)
-    direct, proxied = (Side(half.name, half.load.run) for half in halves)
-    print("\nInterrupted. So far:\n" if interrupted else "\n")
+    direct, proxied = (Side(half.name, half.load.run.cut_at(half.ended_at)) for half in halves)
+    print("\nInterrupted. So far, the waiting counted as if served now:\n" if interrupted else "\n")
     print(table(direct, proxied))
     path = args.out / "demo.png"
     title = f"One pool of {STORY_POOL_TOKENS:,} tokens: short chats among 64K contexts and one 180K"
@@ -124,17 +126,21 @@ async def _drive(halves: list[_Half], workload: Workload) -> bool:
     """Both loads at once, shown meanwhile; True when Ctrl-C ended them."""
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupted.set)
     stop = asyncio.create_task(interrupted.wait())
     show = asyncio.create_task(_show(halves, workload))
-    loads = asyncio.create_task(_all(halves))
+    tasks: list[asyncio.Task[Any]] = [stop, show, asyncio.create_task(_all(halves))]
     try:
-        await asyncio.wait([stop, loads], return_when=asyncio.FIRST_COMPLETED)
+        first, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (stop, show, loads):
+        for task in tasks:
             task.cancel()
-        await asyncio.wait([stop, show, loads])
+        for half in halves:
+            half.ended_at = half.load.now
+        await asyncio.wait(tasks)
+    for task in first:
+        task.result()
     return interrupted.is_set()
 
 

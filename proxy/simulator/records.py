@@ -1,7 +1,7 @@
 """What a replay or a load measured: one record a request, and their summary per kind."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean
 
@@ -124,6 +124,16 @@ class Run:
     @property
     def wall_seconds(self) -> float:
         return max((record.ended_at for record in self.records if record.ended_at is not None), default=0.0)
+
+    def cut_at(self, now: float) -> "Run":
+        """This run ended early: whoever had no first token yet has waited at least until `now`."""
+        records = [
+            replace(record, first_token_at=now)
+            if record.outcome is Outcome.UNFINISHED and record.first_token_at is None
+            else record
+            for record in self.records
+        ]
+        return Run(records, self.samples, self.retractions)
 
     def of(self, kind: str) -> Summary:
         """The summary of one kind."""

@@ -16,7 +16,7 @@ import httpx
 from proxy.admission.types import LoadSample
 from proxy.upstream.call import Call
 from proxy.upstream.exchange import Exchange
-from proxy.upstream.link import Link
+from proxy.upstream.link import Link, reason_of
 from proxy.upstream.sglang import ABORT_PATH, Route
 
 logger = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ class Aborts:
         except httpx.ConnectError:
             return False
         except (httpx.TransportError, TimeoutError) as error:
-            logger.warning("abort of %s: %s", rid, error or "timed out")
+            logger.warning("abort of %s: %s", rid, reason_of(error))
             return True
         if response.status_code in (401, 403):
             logger.warning("the server refuses our aborts (%d): set its admin key", response.status_code)

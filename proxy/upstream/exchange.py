@@ -1,28 +1,23 @@
 """One request under way at a server: sent, its answer forwarded as it comes, and watched."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self, cast
-
-import httpx
+from typing import Protocol, Self
 
 from proxy.admission.types import LoadSample
+from proxy.upstream.answer import AnswerBytes
 from proxy.upstream.call import Call, Observed
 from proxy.upstream.errors import UpstreamBroken, UpstreamBusy, UpstreamUnreachable
-from proxy.upstream.link import Headers, end_to_end, reason_of
+from proxy.upstream.link import Headers, end_to_end
 from proxy.upstream.sender import Desk, Sender
 from proxy.upstream.sglang import Route
-from proxy.upstream.sse import EventPace, early_error, has_event
+from proxy.upstream.sse import EventPace, early_error, error_message, has_event
 from proxy.upstream.watch import AnswerWatch
 
 # A stream's first event is waited for whole, so that a failure can become a status.
 _LARGEST_FIRST_EVENT_BYTES = 64 * 1024
-_LARGEST_REASON_BYTES = 4096
 _BUSY_STATUSES = (429, 503)
-# For the few bytes that follow a failure, so that the connection can be used again.
-_DRAIN_SECONDS = 1.0
 # How often whoever takes an exchange over looks whether its reader has let go.
 _HANDOVER_SECONDS = 0.02
 
@@ -62,12 +57,9 @@ class Exchange:
         self._sender = Sender(call, route, owner)
         self._on_first_token: Callable[[], None] | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._response: httpx.Response | None = None
-        self._raw: AsyncGenerator[bytes, None] | None = None
+        self._answer: AnswerBytes | None = None
         self._ready = b""
         self._watch: AnswerWatch | None = None
-        self._reading = False
-        self._cut = False  # a read was cancelled: the transport has closed the connection
         self._taken = False
         self._given_up: str | None = None
 
@@ -126,12 +118,8 @@ class Exchange:
 
     async def _open(self) -> None:
         response = await self._sender.send(lambda: self.route is not None and not self._taken)
-        self._response = response
-        self._raw = cast("AsyncGenerator[bytes, None]", response.aiter_raw())
+        answer = self._answer = AnswerBytes(response, self._owner.stall_seconds)
         self.first_byte_at = self._owner.clock()
-        # From here on bytes flow, and silence means trouble. The transport looks into this very
-        # dict when it is first asked for the body.
-        response.request.extensions["timeout"]["read"] = self._owner.stall_seconds
         self.status = response.status_code
         self.headers = end_to_end(response.headers.raw)
         streamed = response.headers.get("content-type", "").startswith("text/event-stream")
@@ -140,11 +128,11 @@ class Exchange:
         if self.route is None:
             return
         if self.status in _BUSY_STATUSES:
-            raise UpstreamBusy(await self._reason(), status=self.status)
+            raise UpstreamBusy(await self._reason(answer), status=self.status)
         if self.status == 200 and "content-encoding" not in response.headers:
-            await self._begin(self.route, streamed)
+            await self._begin(answer, self.route, streamed)
 
-    async def _begin(self, route: Route, streamed: bool) -> None:
+    async def _begin(self, answer: AnswerBytes, route: Route, streamed: bool) -> None:
         self._watch = AnswerWatch(
             route,
             self.observed,
@@ -156,22 +144,25 @@ class Exchange:
             on_token=self._first_token,
         )
         if streamed:
-            await self._first_event(self._watch)
+            if self._sender.swallow_usage:  # fewer bytes than announced will pass
+                self.headers = [item for item in self.headers if item[0].lower() != b"content-length"]
+            await self._first_event(answer, self._watch)
         else:
             self.observed.first_token_at = self.first_byte_at
             self._first_token()
 
-    async def _first_event(self, watch: AnswerWatch) -> None:
+    async def _first_event(self, answer: AnswerBytes, watch: AnswerWatch) -> None:
         """Reads the first event whole. A failure becomes `early_error`, or UpstreamBusy."""
         seen = b""
         try:
             while not has_event(seen) and len(seen) < _LARGEST_FIRST_EVENT_BYTES:
-                chunk = await self._read()
+                chunk = await answer.read()
                 seen += chunk
                 self._ready += watch.see(chunk)
         except StopAsyncIteration:
             self._ready += self._complete()
         except UpstreamBroken as error:
+            self.observed.error = error.reason
             raise UpstreamUnreachable(error.reason, sent=True) from error
         failure = early_error(seen)
         if failure is None:
@@ -180,27 +171,16 @@ class Exchange:
         self.observed.first_token_at = None
         self.observed.generated_tokens = 0
         self.observed.error = failure[1]
-        await self._read_rest()
+        if (await answer.rest())[1]:
+            self._settle()
         if failure[0] in _BUSY_STATUSES:
             raise UpstreamBusy(failure[1], status=failure[0])
         self.early_error = failure
 
-    async def _reason(self) -> str:
+    async def _reason(self, answer: AnswerBytes) -> str:
         """Why the server refused, from the body of its answer."""
-        content = (await self._read_rest())[:_LARGEST_REASON_BYTES]
-        return content.decode(errors="replace") or f"status {self.status}"
-
-    async def _read_rest(self) -> bytes:
-        """What follows, if it is short and comes at once, so that the connection can be used again."""
-        content = b""
-        with contextlib.suppress(UpstreamBroken, TimeoutError):
-            async with asyncio.timeout(_DRAIN_SECONDS):
-                try:
-                    while len(content) < _LARGEST_FIRST_EVENT_BYTES:
-                        content += await self._read()
-                except StopAsyncIteration:
-                    self._settle()
-        return content
+        content, _ = await answer.rest()
+        return error_message(content) or f"status {self.status}"
 
     # --- while it is read
 
@@ -212,15 +192,17 @@ class Exchange:
         if self._ready:
             ready, self._ready = self._ready, b""
             return ready
+        assert self._answer is not None
         while not (self._taken or self.over.is_set()):
             try:
-                chunk = await self._read()
+                chunk = await self._answer.read()
             except StopAsyncIteration:
                 chunk = self._complete()
                 if chunk:
                     return chunk
                 break
-            except UpstreamBroken:
+            except UpstreamBroken as error:
+                self.observed.error = self.observed.error or error.reason
                 self._abandon()
                 raise
             if self._watch is not None:
@@ -228,29 +210,6 @@ class Exchange:
             if chunk:
                 return chunk
         raise StopAsyncIteration
-
-    async def _read(self) -> bytes:
-        assert self._raw is not None
-        self._reading = True
-        try:
-            return await anext(self._raw)
-        except StopAsyncIteration:
-            raise
-        except httpx.ReadTimeout as error:
-            raise self._broken(f"silent for {self._owner.stall_seconds:g} s") from error
-        except (httpx.TransportError, httpx.StreamError) as error:
-            raise self._broken(f"connection lost: {reason_of(error)}") from error
-        except BaseException:
-            self._cut = True
-            raise
-        finally:
-            self._reading = False
-
-    def _broken(self, reason: str) -> UpstreamBroken:
-        self._cut = True
-        if self.observed.error is None:
-            self.observed.error = reason
-        return UpstreamBroken(reason)
 
     def _complete(self) -> bytes:
         """The body has ended as it should. Returns bytes that were still held."""
@@ -319,14 +278,15 @@ class Exchange:
             if self._opening.cancelled() or self._opening.exception() is not None:
                 self._settle()
         while not self.over.is_set():
-            if self._reading:
-                await asyncio.sleep(_HANDOVER_SECONDS)
-                continue
-            if self._cut or self._raw is None:
+            answer = self._answer
+            if answer is None or answer.cut:
                 self._settle()
                 break
+            if answer.reading:
+                await asyncio.sleep(_HANDOVER_SECONDS)
+                continue
             try:
-                chunk = await self._read()
+                chunk = await answer.read()
                 if self._watch is not None:
                     self._watch.see(chunk)
             except StopAsyncIteration:
@@ -342,8 +302,6 @@ class Exchange:
             await asyncio.wait({self._opening})
             if not self._opening.cancelled():
                 self._opening.exception()  # whoever waits in `open` has it too
-        if self._raw is not None and not self._reading:
-            await self._raw.aclose()
-        if self._response is not None:
-            await self._response.aclose()
+        if self._answer is not None:
+            await self._answer.close()
         self._settle()

@@ -46,7 +46,7 @@ class Route:
 
     `rid_field` None: the id cannot be set in the body, so abort means closing the connection.
     `first_mark`: bytes of the first event that means a token (None: the first event does).
-    `lead_events`: events of a stream that carry no token before the first that does.
+    `lead_events`, `end_events`: events of a stream that carry no token, before and after those that do.
     """
 
     rid_field: str | None
@@ -56,12 +56,13 @@ class Route:
     first_mark: bytes | None = None
     end_mark: bytes = b"data: [DONE]\n\n"
     lead_events: int = 0
+    end_events: int = 1
     usage_at_start: bool = False  # the prompt's tokens come with the first event, not the last
     greets: bool = False  # its first events come before the engine has seen the request
 
 
 ROUTES: Mapping[str, Route] = {
-    "/v1/chat/completions": Route("rid", usage_option=True, lead_events=1),
+    "/v1/chat/completions": Route("rid", usage_option=True, lead_events=1, end_events=2),
     "/v1/completions": Route("rid", usage_option=True),
     "/generate": Route("rid"),
     "/v1/embeddings": Route("rid"),
@@ -75,12 +76,14 @@ ROUTES: Mapping[str, Route] = {
         greets=True,
         end_mark=b"",  # its last event is as large as the whole answer: wait for the end of the body
         lead_events=4,
+        end_events=4,
     ),
     "/v1/messages": Route(
         None,
         first_mark=b"content_block_delta",
         end_mark=b'"message_stop"}\n\n',
         lead_events=2,
+        end_events=3,
         usage_at_start=True,
     ),
 }

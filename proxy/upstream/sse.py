@@ -73,8 +73,9 @@ class StreamWatch:
 
     @property
     def token_events(self) -> int:
-        """Events that carried output, as far as counting can tell (the end marks count too)."""
-        return max(self.events - self._route.lead_events, 0)
+        """Events that carried output; while it runs, a last one without may still be among them."""
+        empty = self._route.lead_events + (self._route.end_events if self.ended else 0)
+        return max(self.events - empty, 0)
 
 
 class EventPace:
@@ -191,6 +192,15 @@ def error_in(tail: bytes) -> str | None:
     document = load_json(match[1].strip())
     error = document.get("error") if isinstance(document, dict) else None
     return str(error.get("message", "")) if isinstance(error, dict) else "error event"
+
+
+def error_message(answer: bytes) -> str:
+    """The message in a whole error answer, flat or nested; "" where it has none."""
+    document = load_json(answer)
+    if not isinstance(document, dict):
+        return ""
+    error = document.get("error")
+    return str((error if isinstance(error, dict) else document).get("message", ""))
 
 
 def early_error(first: bytes) -> tuple[int, str, str] | None:

@@ -77,6 +77,8 @@ class AnswerWatch:
 
     def finish(self) -> bytes:
         """The body is complete. Returns bytes that were still held."""
+        if self._stream is not None:
+            self._stream.ended = True
         if not self._observed.ended or self._stream is None:
             self._conclude()
         return self._swallower.flush() if self._swallower else b""
@@ -87,12 +89,16 @@ class AnswerWatch:
         observed.ended = True
         observed.usage = self._usage(tail)
         observed.aborted = aborted_in(tail)
+        completion_tokens = observed.usage.completion_tokens if observed.usage else None
         if self._stream is not None:
             observed.error = error_in(tail)
-        if observed.usage and observed.usage.completion_tokens is not None:
-            if self._stream is not None:
-                self._pace.learn(self._stream.token_events, observed.usage.completion_tokens)
-            observed.generated_tokens = observed.usage.completion_tokens
+            events = self._stream.token_events
+            observed.generated_tokens = int(events * self._pace.tokens_per_event)
+            if completion_tokens is not None:
+                # where usage is an option it comes as an event of its own
+                self._pace.learn(events - self._route.usage_option, completion_tokens)
+        if completion_tokens is not None:
+            observed.generated_tokens = completion_tokens
 
     def _usage(self, tail: bytes) -> Usage | None:
         if self._route is ROUTES[GENERATE_PATH]:

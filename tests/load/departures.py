@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.load.figures import Row, require
+from tests.load.figures import Row, require, within
 from tests.load.process import Say
 from tests.load.proxy import ProxyServer
 from tests.load.scenarios import Engine, pace_of
@@ -30,13 +30,7 @@ class Departure:
     allowed_seconds: float
 
     def row(self) -> Row:
-        return require(
-            f"client gone {self.phase}",
-            "",
-            f"{self.worked_seconds:.2f} s",
-            f"<= {self.allowed_seconds:.2f} s",
-            self.worked_seconds <= self.allowed_seconds,
-        )
+        return within(f"client gone {self.phase}", self.worked_seconds, self.allowed_seconds)
 
 
 def departures(server: SGLangServer, engine: Engine, folder: Path, say: Say, rounds: int = 1) -> list[Row]:
@@ -64,11 +58,10 @@ async def _play(stage: Stage, pace: Pace, say: Say, rounds: int) -> list[Row]:
             rows.append(departure.row())
             say(f"  gone {departure.phase}: tokens back after {departure.worked_seconds:.2f} s")
     pool = stage.server.pool
-    slack = SHARE_UNCOVERED_MAX * pool
     return [
         *rows,
-        require("most committed at once", "", f"{committed:,.0f}", f"<= {pool:,}", committed <= pool),
-        require("used but not charged", "", f"{uncovered:,.0f}", f"<= {slack:,.0f}", uncovered <= slack),
+        within("most committed at once", committed, pool, "tokens"),
+        within("used but not charged", uncovered, SHARE_UNCOVERED_MAX * pool, "tokens"),
         require("least committed", "", f"{least:,.0f}", "never below 0", least >= 0),
         require("longest queue in the engine", "", str(queue), "<= 1", queue <= 1),
         require("ledger at the end", "", "0", "exactly 0", True),  # is_idle has waited for it

@@ -146,13 +146,19 @@ def require(figure: str, direct: str, proxied: str, required: str, ok: bool) -> 
     return Row(figure, direct, proxied, "", required, ok)
 
 
+def within(figure: str, proxied: float, at_most: float, unit: str = "s") -> Row:
+    """A figure of the proxied run alone, with a limit of its own."""
+    shown = f"<= {_number(at_most, unit)}"
+    return require(figure, "", _number(proxied, unit), shown, proxied <= at_most)
+
+
 def inform(figure: str, direct: str, proxied: str) -> Row:
     return Row(figure, direct, proxied, "", "", None)
 
 
 def _number(value: float, unit: str) -> str:
-    digits = 3 if value < 1 else 2 if value < 10 else 1
-    return f"{value:.{digits}f} {unit}".strip()
+    digits = 0 if unit == "tokens" else 3 if value < 1 else 2 if value < 10 else 1
+    return f"{value:,.{digits}f} {unit}"
 
 
 def middle(same: Sequence[Row]) -> Row:

@@ -76,6 +76,7 @@ class Exchange(asyncio.Protocol):
 
     def leave(self) -> None:
         """What a client does that loses interest: the connection is gone at once."""
+        self.ended.cancel()  # nobody waits for it any more
         if self._transport is not None:
             self._transport.abort()
 

@@ -29,6 +29,7 @@ WRONG = {
     "no messages": (CHAT, b'{"model": "tiny"}'),
     "messages of another type": (CHAT, chat(messages=7)),
     "nested 100,000 deep": (CHAT, b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    "half a surrogate pair": (CHAT, b'{"messages":[{"role":"user","content":"\\ud83d"}]}'),
     "negative max_tokens": (CHAT, chat(max_tokens=-1)),
     "a token id outside the vocabulary": (COMPLETIONS, completion(prompt=[5, 4096])),
     "a negative token id": (COMPLETIONS, completion(prompt=[-1])),
@@ -36,7 +37,6 @@ WRONG = {
 ODD_BUT_RIGHT = {
     "an unknown field": chat(no_such_field={"a": 1}),
     "two sequences": chat(n=2),
-    "a lone surrogate": b'{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"\\ud83d"}]}',
     "no max_tokens beside a stop": chat(max_tokens=None, stop=[" "], min_tokens=0, logit_bias={"2": 100}),
 }
 

@@ -166,6 +166,13 @@ def test_a_table_has_both_sides_of_every_kind_and_what_became_of_all() -> None:
     assert "direct: 3 requests done in 23.0 s, 1 unfinished" in text
 
 
+def test_a_run_cut_short_counts_the_waiting_as_long_as_they_waited() -> None:
+    run = measured()
+    assert run.of("short").longest_seconds == 1.5
+    assert run.cut_at(103.0).of("short").longest_seconds == 100.0
+    assert run.cut_at(103.0).wall_seconds == run.wall_seconds
+
+
 def test_ratios_are_said_in_words() -> None:
     assert ratio(36.0, 0.12) == "300x faster"
     assert ratio(1.0, 1.25) == "1.25x slower"
@@ -281,6 +288,6 @@ async def test_the_demo_obeys_ctrl_c_with_a_table_and_a_picture_of_what_it_has(t
     process.send_signal(signal.SIGINT)
     rest, _ = await process.communicate()
     assert process.returncode == 130
-    assert b"Interrupted. So far:" in rest
+    assert b"Interrupted. So far" in rest
     assert b"Time to first token" in rest
     assert (tmp_path / "demo.png").exists()

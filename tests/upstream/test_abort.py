@@ -213,7 +213,7 @@ async def test_anothers_arrival_is_not_taken_for_ours(fake: FakeServer, connect:
 async def test_the_connection_stays_open_until_the_abort_was_sent(fake: FakeServer, connect: Connect) -> None:
     serve(fake, waiting)
     backend = await connect()
-    sent = call(prompt_tokens=50_000)
+    sent = call(prompt_tokens=180_000)
     task = later(backend.send(sent))
     await eventually(lambda: bool(fake.posts()))
     connections = len(fake.open)
@@ -367,7 +367,7 @@ async def test_an_abort_goes_on_when_whoever_asked_for_it_is_cancelled(
 ) -> None:
     serve(fake, waiting)
     backend = await connect()
-    sent = call(prompt_tokens=50_000)
+    sent = call(prompt_tokens=180_000)
     task = later(backend.send(sent))
     await eventually(lambda: bool(fake.posts()))
     await cancelled(task)

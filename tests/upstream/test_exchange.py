@@ -21,7 +21,6 @@ from tests.upstream.fake import (
     Received,
     Wire,
     chat_body,
-    chat_event,
     chat_stream,
     error_event,
     event,
@@ -115,6 +114,18 @@ async def test_a_usage_chunk_that_we_asked_for_is_swallowed(fake: FakeServer, co
     assert await read_all(exchange) == b"".join(chat_stream(8))
     assert exchange.observed.usage == Usage(17, 8, 5)
     assert fake.posts()[0].json()["stream_options"] == {"include_usage": True}
+
+
+async def test_a_length_that_no_longer_holds_is_not_announced(fake: FakeServer, connect: Connect) -> None:
+    data = b"".join(chat_stream(8, usage=True))
+    fake.answer = lambda request, wire: wire.whole(data, kind="text/event-stream")
+    backend = await connect()
+    plain = await backend.send(call(stream=True))
+    assert await read_all(plain) == data
+    assert (b"content-length", str(len(data)).encode()) in plain.headers
+    asked = await backend.send(call(stream=True, ask_usage=True))
+    assert await read_all(asked) == b"".join(chat_stream(8))
+    assert all(name != b"content-length" for name, _ in asked.headers)
 
 
 async def test_a_usage_chunk_that_the_client_asked_for_passes(fake: FakeServer, connect: Connect) -> None:
@@ -447,19 +458,19 @@ async def test_a_compressed_answer_passes_unwatched(fake: FakeServer, connect: C
 
 
 async def test_generated_tokens_follow_the_stream(fake: FakeServer, connect: Connect) -> None:
-    fake.answer = streaming([chat_event("", role="assistant"), *(chat_event("x") for _ in range(5))], 0.01)
+    fake.answer = streaming(chat_stream(5), 0.01)
     backend = await connect()
     async with await backend.send(call(stream=True)) as exchange:
         seen = [exchange.observed.generated_tokens async for _ in exchange]
-    assert seen == sorted(seen)
-    assert seen[-1] == 5
+    assert seen[:6] == [0, 1, 2, 3, 4, 5]
+    assert exchange.observed.generated_tokens == 5
 
 
 async def test_several_tokens_an_event_are_counted_as_the_server_says(
     fake: FakeServer, connect: Connect
 ) -> None:
     fake.info = {"stream_interval": 4}
-    fake.answer = streaming([chat_event("", role="assistant"), *(chat_event("x") for _ in range(5))], 0.01)
+    fake.answer = streaming(chat_stream(5), 0.01)
     backend = await connect()
     exchange = await backend.send(call(stream=True))
     await read_all(exchange)

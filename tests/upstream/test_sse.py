@@ -18,6 +18,7 @@ from proxy.upstream.sse import (
     aborted_in,
     early_error,
     error_in,
+    error_message,
     has_event,
     meta_usage_in,
     usage_in,
@@ -232,6 +233,13 @@ OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": 
 )
 def test_a_failure_in_the_first_event_becomes_a_status(first: bytes, expected: object) -> None:
     assert early_error(first) == expected
+
+
+def test_the_message_of_a_refusal_is_found_flat_or_nested() -> None:
+    assert error_message(b'{"object":"error","message":"full","code":503}') == "full"
+    assert error_message(b'{"error":{"message":"full"}}') == "full"
+    assert error_message(b'{"error":"Unauthorized"}') == ""
+    assert error_message(b"<html>") == ""
 
 
 def test_an_error_in_the_middle_of_a_stream_is_seen_at_its_end() -> None:

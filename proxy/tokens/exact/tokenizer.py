@@ -36,8 +36,11 @@ class Tokenizer:
         if not cuts_anywhere(document.get("pre_tokenizer")):
             raise Unsupported("a pre-tokenizer that depends on the place in the text")
         normalize = nfc if _normalizes(document) else None
-        self._added = AddedTokens(_added_tokens(document, self.config), normalize)
         self.engine: Engine = choose(path, document, normalize or str)
+        tokens = _added_tokens(document, self.config)
+        # Rust's tables are newer than Python's: its own normaliser is used where it can be.
+        needed = not self.engine.normalizes or any(token.normalized for token in tokens)
+        self._added = AddedTokens(tokens, normalize if needed else None)
         self.vocabulary_size = _size(document)
         ids = {token["content"]: token["id"] for token in document.get("added_tokens", ())}
         self.prefix, self.suffix = _specials(document, self.config, document["model"]["vocab"] | ids)
