@@ -121,7 +121,7 @@ class Controller:
             line.pool.slicing.short_seen(now)
         full = self._queue_full(line, job)
         self._enqueue(job, line)
-        if full and not line.pool.fits(job, line.reserve_of(job), now):
+        if full and not line.pool.fits(job, line.reserve_of(job)):
             self._forget(job)
             actions.append(self._refusal(now, job, line, Reason.QUEUE_FULL))
             return ()
@@ -151,7 +151,7 @@ class Controller:
         pool = self.lines[job.pool].pool
         base = job.slice_bases.pop(event.end_tokens)
         pool.slicing.hit(job, base, event.end_tokens, event.cached_tokens, pool.facts, now)
-        pool.slice_done(job, event.end_tokens)
+        pool.slice_done(job, event.end_tokens, now)
         if job.state is State.DRAINING and not job.slice_ends:
             return self._release(now, job)
         return (self.lines[job.pool],)
@@ -392,14 +392,12 @@ class Controller:
 
     def _route_cost(self, line: Line, job: Job, now: float) -> tuple[float, int, int]:
         job.lane = line.lane_of(job)
-        wait = 0.0 if self._idle_enough(line, job, now) else line.predicted_wait(job, now)
+        wait = 0.0 if self._idle_enough(line, job) else line.predicted_wait(job, now)
         wait += line.pool.costs.prefill_seconds(line.pool.uncached_tokens(job))
         return round(wait, 2), line.pool.effective_tokens, line.pool.running_slots
 
-    def _idle_enough(self, line: Line, job: Job, now: float) -> bool:
-        return (
-            not len(line) and line.pool.fits(job, line.reserve_of(job), now) and not line.pool.timeline.busy
-        )
+    def _idle_enough(self, line: Line, job: Job) -> bool:
+        return not len(line) and line.pool.fits(job, line.reserve_of(job)) and not line.pool.timeline.busy
 
     def _queue_full(self, line: Line, job: Job) -> bool:
         requests = sum(len(other) for other in self.lines.values()) + len(self._homeless)

@@ -76,6 +76,11 @@ class Line:
         self.gate.block(head)
         return self._next_short(now, head) or self._next_long(now, head)
 
+    def _shorts_lack_room(self) -> bool:
+        """Do shorts wait for running ones to end? Those cannot while slice follows slice."""
+        first = self.shorts.head()
+        return first is not None and not self.pool.fits(first, self.reserve_of(first))
+
     def next_slice(self, now: float) -> int | None:
         """How far the prefill under way should go next: the end of a slice, or of the whole prompt.
 
@@ -89,7 +94,8 @@ class Line:
             if not pool.slice_fits(end - job.slice_sent_tokens):
                 return None
             if pool.slicing.shorts_recent(now):  # take turns: the next when the last is answered
-                return None if job.slice_ends or pool.timeline.busy else end
+                resting = self._shorts_lack_room() and now < pool.slicing.rested_at
+                return None if job.slice_ends or pool.timeline.busy or resting else end
             ahead = pool.slicing.overhead_seconds(end)
             return end if pool.timeline.open_for_long(ahead, now) else None
         if job.ids_tokens is None and not job.unsliceable:
@@ -106,7 +112,7 @@ class Line:
             if pool.short_backlog_tokens and pool.short_backlog_tokens + uncached > pool.facts.chunk_tokens:
                 return None  # one chunk's worth at a time; the rest stays where it can be ordered
             reserve = self.reserve_of(job)
-            if not pool.fits(job, reserve, now):
+            if not pool.fits(job, reserve):
                 continue
             rule = self._rule(job, reserve, head, now)
             if rule is not None:
@@ -119,13 +125,13 @@ class Line:
         pool = self.pool
         if pool.sliced is not None or not self._open_for_long(head, now):
             return None
-        if pool.fits(head, self.reserve_of(head), now):
+        if pool.fits(head, self.reserve_of(head)):
             return head, Rule.FIT
         for job in islice(self.longs.in_order(), SCAN_LONGS):
             if job is head:
                 continue
             reserve = self.reserve_of(job)
-            if not pool.timeline.busy and pool.fits(job, reserve, now):
+            if not pool.timeline.busy and pool.fits(job, reserve):
                 rule = self._rule(job, reserve, head, now)
                 if rule is not None:
                     return job, rule
@@ -162,7 +168,7 @@ class Line:
         reserve = self.reserve_of(job)
         if now < pool.hold_until:
             found.append("the server said its own queue is full")
-        found.extend(pool.misfits(job, reserve, now))
+        found.extend(pool.misfits(job, reserve))
         if job.long:
             if len(self.longs):
                 found.append(f"{len(self.longs)} long requests are queued before it")
@@ -204,6 +210,7 @@ class Line:
             job = pool.sliced
             times.append(pool.timeline.wakeup(pool.slicing.overhead_seconds(job.slice_sent_tokens), now))
             times.append(pool.timeline.wakeup(pool.timeline.tokenize_seconds(job), now))
+            times.append(pool.slicing.rested_at if pool.slicing.rested_at > now else None)
         if len(self):
             times.append(pool.hold_until if pool.hold_until > now else None)
         if len(self.shorts):

@@ -165,12 +165,12 @@ class Pool:
 
     # --- does it fit ---------------------------------------------------------------------------
 
-    def fits(self, job: Job, reserve_tokens: int, now: float) -> bool:
+    def fits(self, job: Job, reserve_tokens: int) -> bool:
         """C, E and S together; an empty pool takes anything the engine itself would take."""
         if not self.jobs and self.foreign_tokens == 0:
             return True
         need = self.need_tokens(job, reserve_tokens)
-        lent = self._lent_tokens(job, reserve_tokens, now)
+        lent = self._lent_tokens(job)
         return (
             self._fits_resident(job, need, lent)
             and self._fits_engine(job, need - min(reserve_tokens, need), lent)
@@ -185,14 +185,14 @@ class Pool:
             return 0
         return max(0, min(job.uncached_tokens, job.request.prompt_tokens - job.slice_sent_tokens))
 
-    def _lent_tokens(self, job: Job, reserve_tokens: int, now: float) -> int:
-        """What a short may borrow of it: one that is gone before the slices get there."""
+    def _lent_tokens(self, job: Job) -> int:
+        """What a short may borrow of it: half, so that most of it is back when the slices get there.
+
+        Slices wait for the rest (`slice_fits`); meanwhile nothing stalls the decodes they wait for.
+        """
         if job.long or self.sliced is None:
             return 0
-        decode = reserve_tokens / job.request.sequences * self.costs.seconds_per_decode_token
-        if now + decode > self.prefill_free_at(now):
-            return 0
-        return max(0, self.unfilled_tokens - self.facts.chunk_tokens)
+        return max(0, self.unfilled_tokens // 2 - self.facts.chunk_tokens)
 
     def slice_fits(self, tokens: int) -> bool:
         """Is there room for the next slice, whatever was lent meanwhile?"""
@@ -204,12 +204,12 @@ class Pool:
         """Does the prompt in slices have the pool to itself?"""
         return len(self.jobs) == 1 and self.foreign_tokens == 0
 
-    def misfits(self, job: Job, reserve_tokens: int, now: float) -> list[str]:
+    def misfits(self, job: Job, reserve_tokens: int) -> list[str]:
         """`fits` in words: what is short, and which number says so."""
-        if self.fits(job, reserve_tokens, now):
+        if self.fits(job, reserve_tokens):
             return []
         need = self.need_tokens(job, reserve_tokens)
-        lent = self._lent_tokens(job, reserve_tokens, now)
+        lent = self._lent_tokens(job)
         found: list[str] = []
         if not self._fits_resident(job, need, lent):
             found.append(f"{need} KV tokens are needed, {self.free_tokens} are free")
@@ -295,8 +295,9 @@ class Pool:
         job.slice_ends.append(end_tokens)
         job.slice_bases[end_tokens] = job.sliced_tokens
 
-    def slice_done(self, job: Job, end_tokens: int) -> None:
+    def slice_done(self, job: Job, end_tokens: int, now: float) -> None:
         """That prefix is in the engine's cache, or has failed."""
+        self.slicing.answered(self.timeline.slice_sent_at(job, end_tokens) or now, now)
         job.slice_ends.remove(end_tokens)
         job.sliced_tokens = max(job.sliced_tokens, end_tokens)
         self.timeline.slice_ended(job, end_tokens)

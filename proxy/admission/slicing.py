@@ -38,6 +38,7 @@ class Slicing:
         self._off_until = 0.0
         self._short_seen_at = -SHORTS_RECENT_SECONDS
         self.misses = 0
+        self.rested_at = 0.0  # decodes have then had as much time as the last slice took
 
     def short_seen(self, now: float) -> None:
         """A short request arrived: keep the slices small for a while."""
@@ -76,6 +77,10 @@ class Slicing:
             size = max(MIN_SLICE_TOKENS, min(size, timed * job.slice_boost))
         end = min((depth + size) // align * align, last)
         return end if end > depth else None
+
+    def answered(self, sent_at: float, now: float) -> None:
+        """A slice that was sent at `sent_at` is done: an equal time may go to running decodes."""
+        self.rested_at = now + min(now - sent_at, 4 * self._limits.slice_seconds)
 
     def hit(
         self,

@@ -44,7 +44,9 @@ class PrefillTimeline:
         return bool(self._spans)
 
     def tokenize_seconds(self, job: Job) -> float:
-        """From sending the request until its prompt is at the scheduler."""
+        """From sending the request until its prompt is at the scheduler; with its ids, at once."""
+        if job.ids_tokens is not None:
+            return self._limits.send_ahead_seconds
         return job.request.prompt_tokens * self.tokenize_seconds_per_token
 
     def prefill_seconds(self, job: Job, uncached_tokens: int) -> float:
@@ -109,6 +111,10 @@ class PrefillTimeline:
         """How long the prefill of a long job took, if it ends now."""
         span = self._spans.get((job.rid, 0))
         return None if span is None else now - span.starts_at
+
+    def slice_sent_at(self, job: Job, end_tokens: int) -> float | None:
+        span = self._spans.get((job.rid, end_tokens))
+        return None if span is None else span.sent_at
 
     def depth_of_first(self, waiting_uncached_tokens: int) -> int | None:
         """How deep the prefill under way is, if there is one."""

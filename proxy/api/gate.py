@@ -265,8 +265,6 @@ class Gate:
 
     def _dispatched(self, now: float, ticket: Ticket, action: Dispatch) -> None:
         ticket.dispatched_at = ticket.arrived_at + action.waited_seconds
-        if ticket.sliced is not None:
-            ticket.sliced.close()
         if action.rule != "fit":
             self._metrics.backfill(action.rule)
         if ticket.predicted_wait_seconds is not None:

@@ -22,7 +22,8 @@ from proxy.settings import Settings
 from proxy.telemetry.logs import request_line
 from proxy.telemetry.metrics import Metrics, Outcome, Phase
 from proxy.tokens.shape import Api, BadRequest
-from proxy.tokens.sizer import Sized, Sizer
+from proxy.tokens.sized import Sized
+from proxy.tokens.sizer import Sizer
 from proxy.upstream.backend import Backend
 from proxy.upstream.body import screen
 from proxy.upstream.call import Call
@@ -186,6 +187,8 @@ class _Flow:
                 return
             self.phase = Phase.QUEUED
         self.exchange = exchange
+        if ticket.sliced is not None:
+            ticket.sliced.close()
         await self._stream(exchange, decision, ticket)
 
     async def _send(self, decision: Dispatch, body: bytes, sized: Sized) -> Exchange | None:
@@ -207,6 +210,7 @@ class _Flow:
             sequences=shape.sequences,
             prompt_tokens=sized.prompt_tokens,
             overrides=self.overrides,
+            input_ids=ticket.sliced.ids if ticket.sliced is not None else None,
         )
         try:
             return await handler.backend_of(decision.pool).send(call)
@@ -311,6 +315,8 @@ class _Flow:
 
     def _check_ids(self, sized: Sized) -> None:
         """An id outside the vocabulary kills the whole server process."""
+        if self.api is Api.CHAT and "input_ids" in sized.shape.fields:
+            raise BadRequest("input_ids is not taken beside messages; use /generate", "input_ids")
         largest = sized.shape.largest_id
         if largest is None:
             return

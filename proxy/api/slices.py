@@ -34,6 +34,11 @@ class SlicedPrefill:
         self._ids: PromptIds | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def ids(self) -> bytes | None:
+        """All ids of the prompt, comma-separated, once they are here."""
+        return None if self._ids is None else self._ids.first(len(self._ids))
+
     def tokenize(self, pool: str) -> None:
         """Get the ids: the request's turn is near."""
         self._spawn(self._tokenize(pool))

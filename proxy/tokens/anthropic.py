@@ -8,6 +8,7 @@ from proxy.tokens.content import MESSAGE_TOKENS, add_content, dumped
 from proxy.tokens.media import MediaRules
 from proxy.tokens.prompts import cache_scope, media_count, media_tokens
 from proxy.tokens.shape import Api, BadRequest, Prompt, Reading, Shape, Unit
+from proxy.tokens.tools import as_rendered
 
 
 def read_messages(body: dict[str, Any], rules: MediaRules) -> Reading:
@@ -51,10 +52,14 @@ def _tools(body: dict[str, Any]) -> list[Any]:
     for index, tool in enumerate(fields.array(body, "tools")):
         if not isinstance(tool, dict):
             raise fields.wrong_type(tool, "an object", f"tools[{index}]")
-        function = {"name": tool.get("name"), "description": tool.get("description")}
-        tools.append({"type": "function", "function": {**function, "parameters": tool.get("input_schema")}})
+        function = {
+            "name": tool.get("name"),
+            "description": tool.get("description"),
+            "parameters": tool.get("input_schema"),
+        }
+        tools.append({"type": "function", "function": function})
     choice = body.get("tool_choice")
-    return [] if isinstance(choice, dict) and choice.get("type") == "none" else tools
+    return [] if isinstance(choice, dict) and choice.get("type") == "none" else as_rendered(tools)
 
 
 def _message(message: object, index: int, rules: MediaRules) -> Unit:

@@ -5,11 +5,15 @@ a ratio for each model and class of text, and the true count of a conversation's
 only what is new is added by estimate.
 """
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from proxy.tokens.measure import Mark
+from proxy.tokens.measure import Measured
 from proxy.tokens.memo import Memo
+
+logger = logging.getLogger(__name__)
 
 LEAST_RATIO, MOST_RATIO = 0.5, 3.0
 _FORGETTING = 0.05  # weight of a new sample once 20 are in
@@ -22,11 +26,14 @@ _HEAVIEST_TOKENS = 16_384  # a giant prompt teaches no more than one of this siz
 # Until a class has seen a few thousand tokens the model's overall ratio speaks for it: a template's
 # fixed text can triple a prompt of ten tokens, which says nothing about long ones.
 _PRIOR_TOKENS = 4_000
+# A count by the model's own tokenizer that is off by more: a wrong directory or another template.
+EXACT_TOLERANCE = 0.02
+_EXACT_SAMPLES = 5
 
 
 @dataclass(slots=True)
 class Ratio:
-    """True tokens per estimated token: a forgetful mean, each request weighing as its size."""
+    """True tokens per counted token: a forgetful mean, each request weighing as its size."""
 
     true_tokens: float = 0.0
     raw_tokens: float = 0.0
@@ -48,9 +55,22 @@ class Ratio:
 
 
 @dataclass(slots=True)
-class _Model:
+class Model:
+    """What was learnt of one model: of estimates, all and by class of text, and of exact counts."""
+
     overall: Ratio = field(default_factory=Ratio)
     classes: dict[str, Ratio] = field(default_factory=dict)
+    exact: Ratio = field(default_factory=Ratio)
+
+    @property
+    def samples(self) -> int:
+        """How many of its answers were seen."""
+        return self.overall.samples + self.exact.samples
+
+    @property
+    def trusted(self) -> bool:
+        """Whether exact counts turned out to be exact, or too few are in to say."""
+        return self.exact.samples < _EXACT_SAMPLES or abs(self.exact.value() - 1) <= EXACT_TOLERANCE
 
 
 class Estimate(NamedTuple):
@@ -64,59 +84,79 @@ class Calibration:
     """What was learnt so far. Not thread-safe: for the event loop alone."""
 
     def __init__(self) -> None:
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, Model] = {}
         self._conversations: Memo[int] = Memo(_CONVERSATIONS)
         self.overall = Ratio()
 
-    def estimate(self, model: str, kind: str, tokens: int, units: tuple[Mark, ...]) -> Estimate:
-        """The count the server will report for a prompt of `tokens` raw tokens and class `kind`.
-
-        `units` are the marks of the prompt's last units, whose last is the opening of the reply.
-        """
-        learnt = self._models.get(model)
-        samples = learnt.overall.samples if learnt is not None else 0
-        ratio = self._ratio(learnt, kind) * (UNKNOWN_MARGIN if samples < UNKNOWN_SAMPLES else 1.0)
-        doubt = 0.9 if samples >= UNKNOWN_SAMPLES else 0.6
+    def estimate(self, name: str, measured: Measured, *, by_model: bool = False) -> Estimate:
+        """The count the server will report for a prompt. `by_model`: it was counted with the model's
+        own tokenizer, which turned out to be the wrong one."""
+        model = self._models.get(name)
+        if model is not None and by_model:
+            return _estimate(0, measured.tokens, model.exact.value(), 0.9)
+        ratio, doubt = 1.0, 0.6
+        if model is not None:
+            own = model.classes.get(measured.text_class)
+            ratio = model.overall.value()
+            ratio = ratio if own is None else own.value(ratio)
+        if model is None or model.samples < UNKNOWN_SAMPLES:
+            ratio *= UNKNOWN_MARGIN
+        else:
+            doubt = 0.9
+        units, tokens = measured.units, measured.tokens
         for position in range(len(units) - 2, -1, -1):
             true = self._conversations.get(units[position].key)
             if true is not None:
-                reply_tokens = tokens - units[-2].tokens
-                new_tokens = max(0, tokens - units[position].tokens - reply_tokens)
-                return Estimate(true + round(ratio * new_tokens), true + int(doubt * ratio * new_tokens))
-        return Estimate(round(ratio * tokens), int(doubt * ratio * tokens))
+                # Both turns end in the opening of the reply, which the true count holds.
+                return _estimate(true, units[-2].tokens - units[position].tokens, ratio, doubt)
+        return _estimate(0, tokens, ratio, doubt)
 
-    @staticmethod
-    def _ratio(learnt: _Model | None, kind: str) -> float:
-        if learnt is None:
-            return 1.0
-        overall = learnt.overall.value()
-        own = learnt.classes.get(kind)
-        return own.value(overall) if own is not None else overall
-
-    def learn(self, model: str, kind: str, raw: int, true: int, conversation: bytes | None) -> None:
-        """Takes in the server's own count of a prompt; `conversation` is the key of its messages."""
-        if raw <= 0 or true <= 0:
-            return
+    def learn(self, name: str, kind: str, raw: int, true: int, conversation: bytes | None) -> None:
+        """Takes in the server's count of an estimated prompt of class `kind`; both counts are positive.
+        `conversation` is the key of its messages."""
         if conversation is not None:
             self._conversations.put(conversation, true)
-        learnt = self._model(model)
+        model = self._model(name)
         self.overall.learn(raw, true)
-        learnt.overall.learn(raw, true)
-        learnt.classes.setdefault(kind, Ratio()).learn(raw, true)
+        model.overall.learn(raw, true)
+        model.classes.setdefault(kind, Ratio()).learn(raw, true)
 
-    def _model(self, name: str) -> _Model:
+    def learn_exact(self, name: str, raw: int, true: int) -> None:
+        """Takes in the server's count of a prompt that was counted with the model's own tokenizer."""
+        model = self._model(name)
+        trusted = model.trusted
+        self.overall.learn(raw, true)
+        model.exact.learn(raw, true)
+        if trusted and not model.trusted:
+            logger.warning(
+                "counts by the tokenizer directory are off by %+.1f %% for model %r: is it the model's own, "
+                "and its chat template the one the server uses?",
+                100 * (model.exact.value() - 1),
+                name,
+            )
+
+    def _model(self, name: str) -> Model:
         """Names come from clients and nobody checks them: the one unused longest gives way."""
-        learnt = self._models.pop(name, None) or _Model()
+        model = self._models.pop(name, None) or Model()
         if len(self._models) >= _MODELS:
             del self._models[next(iter(self._models))]
-        self._models[name] = learnt
-        return learnt
+        self._models[name] = model
+        return model
 
-    def samples(self, model: str) -> int:
+    def trusted(self, name: str) -> bool:
+        """Whether counts with the model's own tokenizer may be taken as exact."""
+        model = self._models.get(name)
+        return model is None or model.trusted
+
+    def samples(self, name: str) -> int:
         """How many answers of this model were seen."""
-        learnt = self._models.get(model)
-        return learnt.overall.samples if learnt is not None else 0
+        model = self._models.get(name)
+        return 0 if model is None else model.samples
 
-    def ratios(self) -> dict[str, float]:
-        """The overall ratio of each model."""
-        return {name: learnt.overall.value() for name, learnt in self._models.items()}
+    def models(self) -> Mapping[str, Model]:
+        """All that is known, by name."""
+        return self._models
+
+
+def _estimate(known: int, unknown: int, ratio: float, doubt: float) -> Estimate:
+    return Estimate(known + round(ratio * unknown), known + int(doubt * ratio * unknown))

@@ -7,6 +7,7 @@ from proxy.tokens.content import MESSAGE_TOKENS, add_content, add_tool_call, dum
 from proxy.tokens.media import MediaRules
 from proxy.tokens.prompts import cache_scope, largest_id, media_count, media_tokens
 from proxy.tokens.shape import Api, BadRequest, Prompt, Reading, Shape, Unit
+from proxy.tokens.tools import as_rendered
 
 REPLY_TOKENS = 3  # the opening of the assistant's turn: 1-5 by family
 
@@ -63,7 +64,7 @@ def _units(body: dict[str, Any], messages: list[Any], rules: MediaRules) -> tupl
     units: list[Unit] = []
     tools = chosen_tools(body)
     if tools:  # rendered before the conversation, or into its first message
-        units.append(Unit("tools", [dumped(tools, "tools")]))
+        units.append(Unit("tools", [dumped(as_rendered(tools), "tools")]))
     last_user = _last_user(messages)
     units.extend(_message(message, index, rules, index > last_user) for index, message in enumerate(messages))
     units.append(Unit("reply", [], REPLY_TOKENS))

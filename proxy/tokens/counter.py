@@ -1,7 +1,7 @@
 """Tokens of a text: in windows, remembered, and never an exception."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from hashlib import blake2b
 from typing import Protocol
 
@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 WINDOW_CHARS = 8_192
 _CUT_CHARS = 2_048  # where in the end of a window a cut that costs nothing is looked for
 _CUT_TRIES = 64
-MEMO_LEAST_CHARS = 256  # below, counting is as cheap as hashing
+EXACT_MOST_CHARS = 262_144  # where a cut must cost nothing a window may grow to this
+MEMO_LEAST_CHARS = 128  # below, counting (6 us) is not worth an entry
 _SAMPLE_CHARS = 256  # of each window when there is no time to count it
 _BYTES_PER_TOKEN = 3.5  # where the encoder fails: between prose (4.4) and JSON (3.0)
 
@@ -22,27 +23,39 @@ _BYTES_PER_TOKEN = 3.5  # where the encoder fails: between prose (4.4) and JSON 
 class Encoder(Protocol):
     """What a counter needs of a tokenizer; `tiktoken.Encoding` is one."""
 
-    def encode_ordinary(self, text: str) -> list[int]:
-        """The ids of `text`, read as plain text."""
+    def encode_ordinary(self, text: str) -> Sized:
+        """Something as long as `text`, read as plain text, has tokens."""
 
 
-def windows(text: str) -> Iterator[str]:
-    """Cuts `text` into pieces of at most `WINDOW_CHARS` whose token counts add up to its own.
+def windows(text: str, most_chars: int = WINDOW_CHARS) -> Iterator[str] | None:
+    """Cuts `text` into windows whose token counts add up to its own; None when it is one itself.
 
-    A cut lies where no token crosses: in a letter | space letter, or a newline | letter. Where a
-    window offers none it is cut hard, which adds at most 1.5 tokens. Each cut depends only on the
-    text before the end of its window, so that a text that grows keeps its earlier windows.
+    A cut lies where no token crosses: in letter | space letter, or newline | letter. Where a window
+    offers none it grows, to `most_chars` at most, and is then cut hard, which adds 1.5 tokens or
+    less. Each cut depends only on the text before it, so that a text that grows keeps its windows.
     """
+    return _windows(text, most_chars) if len(text) > WINDOW_CHARS else None
+
+
+def _windows(text: str, most_chars: int) -> Iterator[str]:
     start, size = 0, len(text)
     while size - start > WINDOW_CHARS:
-        end = start + WINDOW_CHARS
-        cut = _cut(text, end - _CUT_CHARS, end)
+        low = start + WINDOW_CHARS - _CUT_CHARS
+        high = start + WINDOW_CHARS
+        cut = _cut(text, low, high)
+        while cut < 0 and high - start < most_chars and high < size:
+            low, high = high, min(high + WINDOW_CHARS, start + most_chars, size)
+            cut = _cut(text, low, high - (high == size))
+        if cut < 0:
+            cut = high
         yield text[start:cut]
         start = cut
-    yield text[start:] if start else text
+    if start < size:
+        yield text[start:]
 
 
 def _cut(text: str, low: int, high: int) -> int:
+    """The last good cut in (low, high), -1 without one; high is less than the length of `text`."""
     position = high
     for _ in range(_CUT_TRIES):
         position = text.rfind(" ", low, position)
@@ -55,9 +68,10 @@ def _cut(text: str, low: int, high: int) -> int:
         position = text.rfind("\n", low, position)
         if position < 0:
             break
-        if _latin(text[position + 1]):
+        # After more than one blank some tokenizers leave the last of them for the next piece.
+        if _latin(text[position + 1]) and not text[position - 1].isspace():
             return position + 1
-    return high
+    return -1
 
 
 def _latin(char: str) -> bool:
@@ -72,11 +86,13 @@ def utf8(text: str) -> bytes:
 class Counter:
     """Counts with one encoder; remembers the counts of strings by their digest.
 
-    Safe to use from the event loop and the counting thread at once.
+    `most_chars` is how far a window may grow, see `windows`. Safe to use from the event loop and the
+    counting thread at once.
     """
 
-    def __init__(self, encoder: Encoder | None, *, memo_entries: int) -> None:
+    def __init__(self, encoder: Encoder | None, *, memo_entries: int, most_chars: int = WINDOW_CHARS) -> None:
         self.encoder = encoder
+        self.most_chars = most_chars
         self._memo: Memo[int] = Memo(memo_entries)
         self.failures = 0
 

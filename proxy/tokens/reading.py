@@ -25,8 +25,13 @@ _DEFAULT_RULES = MediaRules()
 
 
 def read(api: Api, body: bytes, rules: MediaRules = _DEFAULT_RULES) -> Reading:
-    """Parses `body` as a request to `api`. Raises BadRequest, and nothing else, for a bad one."""
+    """Parses and reads `body` as a request to `api`. Raises BadRequest, and nothing else, for a bad one."""
+    return read_document(api, parse_object(body), rules)
+
+
+def read_document(api: Api, document: dict[str, Any], rules: MediaRules = _DEFAULT_RULES) -> Reading:
+    """The same for a body that is parsed already."""
     try:
-        return _READERS[api](parse_object(body), rules)
+        return _READERS[api](document, rules)
     except RecursionError:
         raise BadRequest("the request body is nested too deeply") from None

@@ -8,6 +8,7 @@ from proxy.tokens.content import MESSAGE_TOKENS, add_content, add_tool_call, dum
 from proxy.tokens.media import MediaRules
 from proxy.tokens.prompts import cache_scope, media_count, media_tokens
 from proxy.tokens.shape import Api, BadRequest, Prompt, Reading, Shape, Unit
+from proxy.tokens.tools import as_rendered
 
 
 def read_responses(body: dict[str, Any], rules: MediaRules) -> Reading:
@@ -21,9 +22,11 @@ def read_responses(body: dict[str, Any], rules: MediaRules) -> Reading:
     if not isinstance(given, str | list):
         raise fields.wrong_type(given, "a string or an array", "input")
     units: list[Unit] = []
-    tools = [] if body.get("tool_choice") == "none" else fields.array(body, "tools")
+    tools = [_chat_form(tool, index) for index, tool in enumerate(fields.array(body, "tools"))]
+    if body.get("tool_choice") == "none":
+        tools = []
     if tools:
-        units.append(Unit("tools", [dumped([_chat_form(tool) for tool in tools], "tools")]))
+        units.append(Unit("tools", [dumped(as_rendered(tools), "tools")]))
     instructions = fields.string(body, "instructions")
     if instructions:
         units.append(Unit("system", [instructions], MESSAGE_TOKENS))
@@ -48,9 +51,11 @@ def read_responses(body: dict[str, Any], rules: MediaRules) -> Reading:
     return Reading(shape, Prompt([units], tools=bool(tools)))
 
 
-def _chat_form(tool: object) -> object:
+def _chat_form(tool: object, index: int) -> dict[str, Any]:
     """A function tool in the form the chat template prints: its fields under `function`."""
-    if not isinstance(tool, dict) or tool.get("type") != "function" or "function" in tool:
+    if not isinstance(tool, dict):
+        raise fields.wrong_type(tool, "an object", f"tools[{index}]")
+    if tool.get("type") != "function" or "function" in tool:
         return tool
     function = {name: value for name, value in tool.items() if name != "type"}
     return {"type": "function", "function": function}

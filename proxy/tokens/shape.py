@@ -105,7 +105,7 @@ class Prompt:
 
 
 class Reading(NamedTuple):
-    """A parsed request: its shape, and the prompt to be counted."""
+    """A read request: its shape, and the prompt to be counted."""
 
     shape: Shape
     prompt: Prompt

@@ -1,22 +1,24 @@
-"""How many tokens is this request? Parses, counts and calibrates; keeps large bodies off the loop."""
+"""How many tokens is this request? Reads, counts and calibrates; keeps large bodies off the loop."""
 
-import asyncio
-import gc
-import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+import logging
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
-from proxy.admission.types import Segment
+from proxy.tokens.body import parse_object
 from proxy.tokens.calibration import ENOUGH_SAMPLES, Calibration
 from proxy.tokens.counter import Counter
-from proxy.tokens.measure import Mark, Measured, measure
+from proxy.tokens.exact.counter import ExactCounter
+from proxy.tokens.exact.patterns import Unsupported
+from proxy.tokens.measure import Measured, measure
 from proxy.tokens.media import MediaRules
 from proxy.tokens.o200k import load_encoding
-from proxy.tokens.reading import read
+from proxy.tokens.reading import read_document
 from proxy.tokens.shape import Api, Shape
+from proxy.tokens.sized import Sized, SizerStats, scaled_segments
+from proxy.tokens.thread import CountingThread
+
+logger = logging.getLogger(__name__)
 
 INLINE_BYTES = 16_384  # at most about 2 ms on the event loop, 0.1 ms for a usual chat
 # Beyond this much waiting to be counted (0.1-0.3 s of work) newcomers are estimated from samples.
@@ -28,152 +30,119 @@ _DENSITY_WEIGHT = 0.02
 _DENSITY_BYTES = 4_096  # the JSON around a small body's text would tell too few tokens a byte
 
 
-@dataclass(frozen=True, slots=True)
-class Sized:
-    """A request with its size.
-
-    `prompt_tokens` is the calibrated count, of all items of a batch together; `raw_tokens` the plain
-    one. `least_tokens`: refuse a prompt as too large for ever only where this figure is too large.
-    `exact`: counted with the model's own tokenizer and template, or given as ids.
-    `segments`: see `proxy.admission.types.Request`. `counted`: False when
-    the vocabulary was not loaded yet. `conversation`: the key of all its messages.
-    """
-
-    shape: Shape
-    prompt_tokens: int
-    raw_tokens: int
-    least_tokens: int
-    exact: bool
-    segments: tuple[Segment, ...]
-    text_class: str
-    body_bytes: int
-    counted: bool = True
-    conversation: bytes | None = None
-
-
-class SizerStats(NamedTuple):
-    """For /admission/status: what was learnt, and how often counting fell back."""
-
-    ready: bool
-    ratios: dict[str, float]
-    samples: dict[str, int]
-    sized: int
-    sampled: int
-    failures: int
-    memo_entries: int
-    backlog_bytes: int
-    bytes_per_token: float
-
-
 class _Job(NamedTuple):
     shape: Shape
     measured: Measured
 
 
-class _Backlog:
-    """Bytes handed to the counting thread and not done yet; touched by both threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.size_bytes = 0
-
-    def add(self, size_bytes: int) -> None:
-        with self._lock:
-            self.size_bytes += size_bytes
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No cycles are made here, but a million new objects would set off full collections, each of
-    which stops the event loop for as long as it takes to visit them all."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class Sizer:
-    """Sizes requests with the default counter, calibrated by what the server reports.
-
-    `counter`: a loaded one, instead of the one that `load` builds.
-    """
+    """Sizes requests: exactly with the model's own tokenizer where it is given and takes the request,
+    else with o200k_base (or the model's vocabulary), calibrated by what the server reports."""
 
     def __init__(
         self,
         *,
-        counter: Counter | None = None,
+        tokenizer_path: Path | None = None,
+        chat_template: Path | None = None,
         media: MediaRules | None = None,
+        counter: Counter | None = None,
         inline_bytes: int = INLINE_BYTES,
         backlog_bytes: int = BACKLOG_BYTES,
         counted_bytes: int = COUNTED_BYTES,
         memo_entries: int = MEMO_ENTRIES,
     ) -> None:
+        """`tokenizer_path`: a model's tokenizer directory. `chat_template`: a file that replaces its
+        template, as SGLang's `--chat-template`. `counter`: a loaded one, used as long as `load` builds
+        no other."""
+        self._tokenizer_path = tokenizer_path
+        self._chat_template = chat_template
         self._media = media or MediaRules()
         self._inline_bytes = inline_bytes
         self._backlog_bytes = backlog_bytes
         self._counted_bytes = counted_bytes
         self._memo_entries = memo_entries
+        self._ready = counter is not None
         self._counter = counter or Counter(None, memo_entries=1)
+        self._exact: ExactCounter | None = None
+        self._note: str | None = None
         self._calibration = Calibration()
-        self._backlog = _Backlog()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="token-counter")
+        self._thread = CountingThread()
         self._density = _TOKENS_PER_BYTE
         self._sized = 0
         self._sampled = 0
-        self._ready = counter is not None
 
     @property
     def ready(self) -> bool:
-        """Whether the vocabulary is loaded; before, sizes are estimated from bytes."""
+        """Whether a vocabulary is loaded; before, sizes are estimated from bytes."""
         return self._ready
 
+    @property
+    def vocabulary_size(self) -> int | None:
+        """The first id that is no token of the model, None without its tokenizer."""
+        return None if self._exact is None else self._exact.tokenizer.vocabulary_size
+
     async def load(self) -> None:
-        """Builds the vocabulary, off the event loop."""
-        if self._ready:
-            return
-        loop = asyncio.get_running_loop()
-        encoding = await loop.run_in_executor(self._executor, load_encoding)
-        self._counter = Counter(encoding, memo_entries=self._memo_entries)
+        """Reads the tokenizer directory, or builds the default vocabulary, off the event loop.
+
+        A directory that cannot be used is logged, and told in `stats`; counting then is by default.
+        """
+        if self._tokenizer_path is not None:
+            self._exact = await self._thread.run(0, partial(self._load_exact, self._tokenizer_path))
+        if self._exact is not None:
+            self._counter, self._note = self._exact.counter, self._exact.note
+        elif not self._ready:
+            encoding = await self._thread.run(0, load_encoding)
+            self._counter = Counter(encoding, memo_entries=self._memo_entries)
         self._ready = True
+
+    def _load_exact(self, directory: Path) -> ExactCounter | None:
+        try:
+            exact = ExactCounter(directory, self._chat_template, memo_entries=self._memo_entries)
+        except (OSError, ValueError, KeyError, TypeError, Unsupported) as error:
+            self._note = f"tokenizer directory {directory} cannot be used: {error}"
+            logger.warning("%s; counting with o200k_base, calibrated", self._note)
+            return None
+        if exact.note is not None:
+            logger.warning("%s", exact.note)
+        return exact
 
     def close(self) -> None:
         """Ends the counting thread; what still waits for it is cancelled."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
 
     async def size(self, api: Api, body: bytes) -> Sized:
-        """Parses and counts a request. Raises BadRequest, and nothing else, for a bad body."""
+        """Reads and counts a request. Raises BadRequest, and nothing else, for a bad body."""
         if len(body) <= self._inline_bytes:
-            job = self._run(api, body, sampled=False)
-        else:
-            job = await self._in_thread(api, body)
-        return self._calibrated(job, len(body))
-
-    async def _in_thread(self, api: Api, body: bytes) -> _Job:
-        waiting = self._backlog.size_bytes
+            return self._calibrated(self._job(api, body, sampled=False), len(body))
+        waiting = self._thread.backlog_bytes
         sampled = len(body) > self._counted_bytes or (
             waiting > 0 and waiting + len(body) > self._backlog_bytes
         )
-        if sampled:
-            self._sampled += 1
-        charge = 0 if sampled else len(body)
-        self._backlog.add(charge)
-        future = self._executor.submit(self._run_large, api, body, sampled=sampled)
+        self._sampled += sampled
+        job = await self._thread.run(
+            0 if sampled else len(body), partial(self._job, api, body, sampled=sampled)
+        )
+        return self._calibrated(job, len(body))
 
-        def done(_: Future[_Job]) -> None:
-            self._backlog.add(-charge)
+    async def ids(self, api: Api, body: bytes) -> list[int] | None:
+        """The exact token ids of a request's prompt, None when they cannot be known here: no
+        tokenizer, no template, several prompts, or media. Raises BadRequest."""
+        if self._exact is None:
+            return None
+        return await self._thread.run(len(body), partial(self._ids, self._exact, api, body))
 
-        future.add_done_callback(done)
-        return await asyncio.wrap_future(future)
+    def _ids(self, exact: ExactCounter, api: Api, body: bytes) -> list[int] | None:
+        document = parse_object(body)
+        shape, prompt = read_document(api, document, self._media)
+        return exact.ids(shape, prompt, document)
 
-    def _run_large(self, api: Api, body: bytes, *, sampled: bool) -> _Job:
-        with _collector_paused():
-            return self._run(api, body, sampled=sampled)
-
-    def _run(self, api: Api, body: bytes, *, sampled: bool) -> _Job:
-        shape, prompt = read(api, body, self._media)
+    def _job(self, api: Api, body: bytes, *, sampled: bool) -> _Job:
+        document = parse_object(body)
+        shape, prompt = read_document(api, document, self._media)
+        if self._exact is not None:
+            found = self._exact.measure(shape, prompt, document, body_bytes=len(body), sampled=sampled)
+            if found is not None:
+                return _Job(shape, found)
         return _Job(shape, measure(self._counter, shape, prompt, body_bytes=len(body), sampled=sampled))
 
     def _calibrated(self, job: _Job, body_bytes: int) -> Sized:
@@ -181,29 +150,33 @@ class Sizer:
         self._sized += 1
         if body_bytes >= _DENSITY_BYTES and shape.media == 0 and not shape.has_ids:
             self._density += _DENSITY_WEIGHT * (measured.tokens / body_bytes - self._density)
-        exact = shape.has_ids
+        by_model = measured.exact and not shape.has_ids
+        exact = measured.exact and (not by_model or self._calibration.trusted(shape.model))
         if exact:
             tokens = least = measured.tokens
         else:
-            tokens, least = self._calibration.estimate(
-                shape.model, measured.text_class, measured.tokens, measured.units
-            )
+            tokens, least = self._calibration.estimate(shape.model, measured, by_model=by_model)
         return Sized(
             shape=shape,
             prompt_tokens=max(1, tokens),
             raw_tokens=measured.tokens,
             least_tokens=least,
             exact=exact,
-            segments=_segments(measured, tokens),
+            segments=scaled_segments(measured.segments, tokens / max(1, measured.tokens)),
             text_class=measured.text_class,
             body_bytes=body_bytes,
             counted=self._ready,
+            by_model=by_model,
             conversation=measured.units[-2].key if len(measured.units) > 1 else None,
         )
 
     def observe(self, sized: Sized, prompt_tokens: int) -> None:
         """Learns from the server's own count of a request, its `usage.prompt_tokens`."""
-        if sized.counted and not sized.exact:
+        if not sized.counted or sized.shape.has_ids or sized.raw_tokens <= 0 or prompt_tokens <= 0:
+            return
+        if sized.by_model:
+            self._calibration.learn_exact(sized.shape.model, sized.raw_tokens, prompt_tokens)
+        else:
             self._calibration.learn(
                 sized.shape.model, sized.text_class, sized.raw_tokens, prompt_tokens, sized.conversation
             )
@@ -218,28 +191,18 @@ class Sizer:
 
     def stats(self) -> SizerStats:
         """Where counting stands, for /admission/status."""
-        ratios = self._calibration.ratios()
+        models = self._calibration.models()
         return SizerStats(
             ready=self._ready,
-            ratios=ratios,
-            samples={model: self._calibration.samples(model) for model in ratios},
+            tokenizer="o200k_base" if self._exact is None else self._exact.tokenizer.engine.name,
+            note=self._note,
+            ratios={name: model.overall.value() for name, model in models.items() if model.overall.samples},
+            exact_ratios={name: model.exact.value() for name, model in models.items() if model.exact.samples},
+            samples={name: model.samples for name, model in models.items()},
             sized=self._sized,
             sampled=self._sampled,
             failures=self._counter.failures,
             memo_entries=self._counter.memo_entries,
-            backlog_bytes=self._backlog.size_bytes,
+            backlog_bytes=self._thread.backlog_bytes,
             bytes_per_token=1 / self._density,
         )
-
-
-def _segments(measured: Measured, tokens: int) -> tuple[Segment, ...]:
-    """The segments in calibrated tokens; rounding down keeps their sum within the prompt's."""
-    if not measured.segments:
-        return ()
-    scale = tokens / measured.tokens
-    start = Mark(b"", 0)
-    found: list[Segment] = []
-    for mark in measured.segments:
-        found.append(Segment(mark.key, int((mark.tokens - start.tokens) * scale)))
-        start = mark
-    return tuple(found)

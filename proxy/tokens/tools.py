@@ -20,15 +20,18 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(function, dict):
         return tool
     defer = tool.get("defer_loading")
-    if defer is not None and function.get("defer_loading") is None:
-        function = function | {"defer_loading": defer}
-    return {"type": tool.get("type", "function"), "function": _function(function), "defer_loading": defer}
+    return {
+        "type": tool.get("type", "function"),
+        "function": _function(function, defer),
+        "defer_loading": defer,
+    }
 
 
-def _function(function: dict[str, Any]) -> dict[str, Any]:
+def _function(function: dict[str, Any], defer: object) -> dict[str, Any]:
     """The client's order first, then what it left out; the two optional fields only when set."""
     given = [name for name in function if name in _FIELDS]
     names = [*given, *(name for name in _FIELDS if name not in given)]
-    return {
-        name: function.get(name) for name in names if name not in _OPTIONAL or function.get(name) is not None
-    }
+    values = {name: function.get(name) for name in names}
+    if values["defer_loading"] is None:
+        values["defer_loading"] = defer
+    return {name: value for name, value in values.items() if name not in _OPTIONAL or value is not None}

@@ -146,6 +146,8 @@ class Backend:
         )
         if asks:
             fields.append((USAGE_FIELD, USAGE_VALUE))
+        if call.input_ids is not None and route.ids_field is not None:
+            fields.append((route.ids_field, b"[%b]" % call.input_ids))
         if route.rid_field is not None:
             fields.append((route.rid_field, orjson.dumps(route.rid_prefix + rid)))
         return fields, asks

@@ -12,7 +12,8 @@ class Call:
     length (SGLang aborts by prefix). `ask_usage`: let the stream end with a usage chunk and
     swallow it again. `sequences` is n x batch items. `prompt_tokens` (0: unknown) tells how
     long the server's tokenizer will take. `overrides` is what `screen` returned for this body,
-    None to have it screened when it is sent.
+    None to have it screened when it is sent. `input_ids`: the prompt's exact ids as this server made
+    them from this very body (comma-separated), so that it need not tokenize it once more.
     """
 
     method: str
@@ -27,6 +28,7 @@ class Call:
     sequences: int = 1
     prompt_tokens: int = 0
     overrides: tuple[str, ...] | None = None
+    input_ids: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class Route:
 
     rid_field: str | None
     rid_prefix: str = ""
+    ids_field: str | None = None  # takes the prompt's ids beside its text, and then tokenizes nothing
     usage_option: bool = False  # knows `stream_options.include_usage`
     priority_null: bytes = b"null"  # what a client's own priority is replaced with
     first_mark: bytes | None = None
@@ -62,7 +63,9 @@ class Route:
 
 
 ROUTES: Mapping[str, Route] = {
-    "/v1/chat/completions": Route("rid", usage_option=True, lead_events=1, end_events=2),
+    "/v1/chat/completions": Route(
+        "rid", ids_field="input_ids", usage_option=True, lead_events=1, end_events=2
+    ),
     "/v1/completions": Route("rid", usage_option=True),
     "/generate": Route("rid"),
     "/v1/embeddings": Route("rid"),

@@ -23,7 +23,7 @@ from tests.load.runs import run_against, run_direct, run_proxied
 from tests.load.scenarios import SCENARIOS, STORY_POOL_TOKENS, Engine, Mix, Scenario
 from tests.sglang.server import SGLangServer
 
-QUICK_SCALE = 0.3
+QUICK_SCALE = 0.5
 FAULT_ROUNDS = 3
 FAULTS = {"disconnects": departures, "kill9": crash}
 FAULT_SUMMARIES = {

@@ -77,7 +77,7 @@ def story(mix: Mix, *, shorts_end_by_eos: bool = False) -> Workload:
     draw = mix.draw()
     times = poisson_times(draw, 8.0, 45.0 * mix.scale)
     clients = [Client(at, (_short(draw, shorts_end_by_eos),)) for at in times]
-    rounds = 2 if mix.scale > HALF else 1
+    rounds = 2 if mix.scale >= HALF else 1
     for number in range(max(2, round(6 * mix.scale))):
         asks = tuple(Ask("long", mix.long(64_000), 500, draw.getrandbits(32)) for _ in range(rounds))
         clients.append(Client(0.1 * number, asks))

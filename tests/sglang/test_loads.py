@@ -15,7 +15,7 @@ from tests.load.scenarios import SCENARIOS, Mix, Scenario
 from tests.sglang.server import SGLangServer
 
 SLACK = 1.5
-SCALES = {"story": 0.3, "story-eos": 0.3, "outputs": 0.35, "batch30": 0.2, "refusal": 0.4}
+SCALES = {"story": 0.5, "story-eos": 0.5, "outputs": 0.35, "batch30": 0.2, "refusal": 0.4}
 
 
 def play(scenario: Scenario, server: SGLangServer, folder: Path) -> tuple[Run, Run]:

@@ -137,7 +137,8 @@ def test_function_tools_of_responses_are_counted_as_the_template_prints_them() -
     tool = {"type": "function", "name": "f", "parameters": {}}
 
     assert texts(reading(Api.RESPONSES, input="x", tools=[tool]))[0][0] == (
-        '[{"type": "function", "function": {"name": "f", "parameters": {}}}]'
+        '[{"type": "function", "function": {"name": "f", "parameters": {}, "description": null}, '
+        '"defer_loading": null}]'
     )
 
 

@@ -158,11 +158,14 @@ def test_arguments_given_as_an_object_are_counted_as_json() -> None:
     assert units({"role": "assistant", "tool_calls": [call]})[0].texts[1] == '{"city": "Zürich"}'
 
 
-def test_tools_come_first_as_json_with_spaces() -> None:
+def test_tools_come_first_as_the_server_prints_them() -> None:
     tools = chat(tools=[CLOCK]).prompt.items[0][0]
 
     assert tools.label == "tools"
-    assert tools.texts == ['[{"type": "function", "function": {"name": "clock"}}]']
+    assert tools.texts[0] == (
+        '[{"type": "function", "function": {"name": "clock", "description": null, "parameters": null}, '
+        '"defer_loading": null}]'
+    )
 
 
 def test_tools_that_the_choice_excludes_do_not_reach_the_prompt() -> None:

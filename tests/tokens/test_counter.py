@@ -6,10 +6,15 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.tokens.counter import WINDOW_CHARS, Counter, utf8, windows
+from proxy.tokens.counter import EXACT_MOST_CHARS, WINDOW_CHARS, Counter, utf8, windows
 from proxy.tokens.memo import Memo
 
 WORDS = ["alpha", "beta", "gamma", "\n", "  ", "3.14", "{}", "日本語", "naïve", "Straße", "😀"]
+
+
+def cut(text: str, most_chars: int = WINDOW_CHARS) -> list[str]:
+    parts = windows(text, most_chars)
+    return [text] if parts is None else list(parts)
 
 
 def count(counter: Counter, text: str) -> int:
@@ -21,8 +26,10 @@ def count(counter: Counter, text: str) -> int:
 def test_windows_lose_nothing(piece: str, times: int) -> None:
     text = piece * times
 
-    assert "".join(windows(text)) == text
-    assert all(len(part) <= WINDOW_CHARS for part in windows(text))
+    for most in (WINDOW_CHARS, EXACT_MOST_CHARS):
+        parts = cut(text, most)
+        assert "".join(parts) == text
+        assert all(0 < len(part) <= most for part in parts) or not text
 
 
 @given(st.integers(), st.integers(0, 12_000))
@@ -30,9 +37,9 @@ def test_windows_lose_nothing(piece: str, times: int) -> None:
 def test_a_text_that_grows_keeps_its_earlier_windows(seed: int, words: int) -> None:
     text = " ".join(random.Random(seed).choices(WORDS, k=words))
     longer = text + " and more words follow here" * 50
-    parts = list(windows(text))
+    parts = cut(text)
 
-    assert list(windows(longer))[: len(parts) - 1] == parts[:-1]
+    assert cut(longer)[: len(parts) - 1] == parts[:-1]
 
 
 def test_cutting_text_with_words_costs_no_token(counter: Counter, encoding: tiktoken.Encoding) -> None:
@@ -42,7 +49,7 @@ def test_cutting_text_with_words_costs_no_token(counter: Counter, encoding: tikt
         for _ in range(30_000)
     )
 
-    assert sum(count(counter, part) for part in windows(text)) == len(encoding.encode_ordinary(text))
+    assert sum(count(counter, part) for part in cut(text)) == len(encoding.encode_ordinary(text))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,7 @@ def test_cutting_text_with_words_costs_no_token(counter: Counter, encoding: tikt
 def test_a_hard_cut_costs_less_than_two_tokens(
     text: str, counter: Counter, encoding: tiktoken.Encoding
 ) -> None:
-    parts = list(windows(text))
+    parts = cut(text)
     extra = sum(count(counter, part) for part in parts) - len(encoding.encode_ordinary(text))
 
     assert 0 <= extra <= 1.5 * len(parts)
@@ -91,6 +98,12 @@ def test_a_sample_stands_for_a_window_that_is_not_known(encoding: tiktoken.Encod
     assert counter.memo_entries == 0
     assert sampled == pytest.approx(count(counter, text), rel=0.05)
     assert counter.window(text, utf8(text), sampled=True)[0] == count(counter, text)
+
+
+def test_where_a_cut_must_cost_nothing_a_window_grows_instead() -> None:
+    text = "中" * 100_000 + "\nword word " + "中" * 500_000
+
+    assert [len(part) for part in cut(text, EXACT_MOST_CHARS)] == [100_005, 262_144, 237_862]
 
 
 class PanicException(BaseException):

@@ -3,8 +3,9 @@ from typing import Any
 
 import orjson
 
+from proxy.tokens.chain import MOST_SEGMENTS, SEGMENT_TOKENS
 from proxy.tokens.counter import Counter
-from proxy.tokens.measure import MOST_SEGMENTS, SEGMENT_TOKENS, Measured, measure
+from proxy.tokens.measure import Measured, measure
 from proxy.tokens.reading import read
 from proxy.tokens.shape import Api
 

@@ -68,7 +68,7 @@ async def test_a_long_backlog_is_estimated_instead_of_waited_for(counter: Counte
     bodies = [chat(f"{index} " + TEXT * 5_000) for index in range(10)]
     sizes = await asyncio.gather(*(sizer.size(Api.CHAT, body) for body in bodies))
 
-    assert sizer.stats().sampled == 9
+    assert 5 <= sizer.stats().sampled <= 9
     assert {round(sized.raw_tokens / sizes[0].raw_tokens, 1) for sized in sizes} == {1.0}
     assert sizer.stats().backlog_bytes == 0
     sizer.close()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from proxy.tokens.exact.patterns import Unsupported
 
+_STRIDE_CHARS = 262_144
+
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
@@ -50,15 +52,12 @@ class _Finder:
         written = normalize or str
         self._tokens = {written(token.content): token for token in tokens if token.content}
         self._expression = re.compile(_trie(list(self._tokens))) if self._tokens else None
+        self._longest = max(map(len, self._tokens), default=0)
         self._strips = any(token.lstrip or token.rstrip for token in tokens)
 
     def split(self, text: str) -> Iterator[str | int]:
-        if self._expression is None:
-            if text:
-                yield text
-            return
         position = 0
-        for match in self._expression.finditer(text):
+        for match in self._matches(text):
             start, end = match.span()
             if start < position:  # inside what an earlier token stripped
                 continue
@@ -71,6 +70,18 @@ class _Finder:
             position = end
         if position < len(text):
             yield text[position:] if position else text
+
+    def _matches(self, text: str) -> Iterator[re.Match[str]]:
+        """All matches, searched for in strides, between which other threads may run."""
+        position = 0
+        while self._expression is not None and position < len(text):
+            stride_end = position + _STRIDE_CHARS
+            for match in self._expression.finditer(text, position, stride_end + self._longest):
+                if match.start() >= stride_end:
+                    break
+                yield match
+                position = match.end()
+            position = max(position, stride_end)
 
 
 def _stripped(text: str, token: AddedToken, start: int, end: int, least: int) -> tuple[int, int]:

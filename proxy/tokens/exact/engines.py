@@ -7,7 +7,6 @@ SGLang uses. Where that package is installed the choice is proved against it on 
 import importlib
 import logging
 from collections.abc import Callable, Sized
-from pathlib import Path
 from typing import Any, Protocol
 
 from proxy.tokens.exact.bpe import ByteLevelBpe, convert
@@ -54,8 +53,8 @@ class FastokensEngine:
     name = "fastokens"
     normalizes = True
 
-    def __init__(self, path: Path) -> None:
-        self._tokenizer = importlib.import_module("fastokens").Tokenizer.from_file(str(path))
+    def __init__(self, source: str) -> None:
+        self._tokenizer = importlib.import_module("fastokens").Tokenizer.from_json_str(source)
 
     def encode_ordinary(self, text: str) -> Sized:
         encoded: Sized = self._tokenizer.encode_ordinary(_clean(text))
@@ -75,8 +74,8 @@ class HuggingFaceEngine:
     name = "tokenizers"
     normalizes = True
 
-    def __init__(self, path: Path) -> None:
-        self._tokenizer = importlib.import_module("tokenizers").Tokenizer.from_file(str(path))
+    def __init__(self, source: str) -> None:
+        self._tokenizer = importlib.import_module("tokenizers").Tokenizer.from_str(source)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
@@ -94,15 +93,16 @@ def _clean(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def choose(path: Path, document: dict[str, Any], normalize: Callable[[str], str]) -> Engine:
+def choose(source: str, document: dict[str, Any], normalize: Callable[[str], str]) -> Engine:
     """The fastest engine that is installed, takes this tokenizer and encodes as `tokenizers` does.
 
-    `normalize` is what must happen to a text for an engine that does not normalise itself. Raises
-    Unsupported, with the reasons, when there is none.
+    `source` is the text of a tokenizer.json, `document` what it says. `normalize` is what must
+    happen to a text for an engine that does not normalise itself. Raises Unsupported, with the
+    reasons, when there is none.
     """
-    reference = _attempt(lambda: HuggingFaceEngine(path))
+    reference = _attempt(lambda: HuggingFaceEngine(source))
     makers: list[Callable[[], Engine]] = [
-        lambda: FastokensEngine(path),
+        lambda: FastokensEngine(source),
         lambda: TiktokenEngine(convert(document)),
     ]
     reasons = []

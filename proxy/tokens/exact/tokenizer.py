@@ -15,6 +15,8 @@ _BOS_CLASSES = {
     "LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "CodeLlamaTokenizerFast",
     "GemmaTokenizer", "GemmaTokenizerFast", "CohereTokenizerFast",
 }  # fmt: skip
+# Classes that transformers 5 builds anew without the file's normaliser (MiniMax M1, M2).
+_WITHOUT_NORMALIZER = {"GPT2Tokenizer", "GPT2TokenizerFast"}
 
 
 class Tokenizer:
@@ -31,12 +33,16 @@ class Tokenizer:
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise Unsupported("there is no tokenizer.json in the directory")
-        document = json.loads(path.read_text(encoding="utf-8"))
+        source = path.read_text(encoding="utf-8")
+        document = _object(source, path.name)
         self.config = read_json(directory / "tokenizer_config.json")
+        if self.config.get("tokenizer_class") in _WITHOUT_NORMALIZER and document.get("normalizer"):
+            document["normalizer"] = None
+            source = json.dumps(document)
         if not cuts_anywhere(document.get("pre_tokenizer")):
             raise Unsupported("a pre-tokenizer that depends on the place in the text")
         normalize = nfc if _normalizes(document) else None
-        self.engine: Engine = choose(path, document, normalize or str)
+        self.engine: Engine = choose(source, document, normalize or str)
         tokens = _added_tokens(document, self.config)
         # Rust's tables are newer than Python's: its own normaliser is used where it can be.
         needed = not self.engine.normalizes or any(token.normalized for token in tokens)
@@ -64,9 +70,13 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file, an empty one when there is no such file."""
     if not path.is_file():
         return {}
-    document = json.loads(path.read_text(encoding="utf-8"))
+    return _object(path.read_text(encoding="utf-8"), path.name)
+
+
+def _object(source: str, name: str) -> dict[str, Any]:
+    document = json.loads(source)
     if not isinstance(document, dict):
-        raise ValueError(f"{path.name} does not hold a JSON object")
+        raise ValueError(f"{name} does not hold a JSON object")
     return document
 
 

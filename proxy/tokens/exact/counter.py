@@ -1,0 +1,139 @@
+"""Sizes and ids of requests by the model's own tokenizer and chat template."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from proxy.tokens.chain import Chain
+from proxy.tokens.counter import EXACT_MOST_CHARS, Counter
+from proxy.tokens.exact.code_rendered import rendered_in_code
+from proxy.tokens.exact.messages import ChatInput, chat_input
+from proxy.tokens.exact.template import ChatTemplate, TemplateFailed, load_template
+from proxy.tokens.exact.tokenizer import Tokenizer
+from proxy.tokens.measure import Measured, new_chain
+from proxy.tokens.shape import Api, Prompt, Shape
+from proxy.tokens.textclass import text_class
+
+logger = logging.getLogger(__name__)
+
+# Rendering is Python from end to end: with more messages it would take longer than it is worth.
+_MOST_MESSAGES = 20_000
+_PLAIN = (Api.COMPLETIONS, Api.GENERATE, Api.EMBEDDINGS)
+
+
+class ExactCounter:
+    """Counts what the server will count, where that can be known from the body.
+
+    `counter` counts texts by the model's vocabulary, for what is not exact. `note` says why chats are
+    not, None when they are.
+    """
+
+    def __init__(self, directory: Path, chat_template: Path | None, *, memo_entries: int) -> None:
+        """Reads a model's tokenizer directory: 1 to 5 s of CPU, off the event loop.
+
+        `chat_template` replaces the directory's own, as SGLang's `--chat-template`.
+        Raises OSError, ValueError or Unsupported.
+        """
+        self.tokenizer = Tokenizer(directory)
+        self.counter = Counter(self.tokenizer.engine, memo_entries=memo_entries, most_chars=EXACT_MOST_CHARS)
+        self.note = rendered_in_code(directory) if chat_template is None else None
+        self._template: ChatTemplate | None = None
+        if self.note is None:
+            try:
+                self._template = load_template(directory, self.tokenizer.config, chat_template)
+            except TemplateFailed as error:
+                self.note = f"the chat template cannot be used: {error}"
+            if self._template is None and self.note is None:
+                self.note = "the tokenizer directory has no chat template"
+
+    def measure(
+        self, shape: Shape, prompt: Prompt, document: dict[str, Any], *, body_bytes: int, sampled: bool
+    ) -> Measured | None:
+        """The size of a request, None when it takes the default rules: another API, no template, ids, or a
+        template that refuses these messages."""
+        if shape.has_ids:
+            return None
+        if shape.api is Api.CHAT:
+            texts = self._rendered(document)
+            batches = None if texts is None else [texts]
+        else:
+            batches = _plain_texts(shape, prompt)
+        if batches is None:
+            return None
+        tokens, sample = 0, b""
+        single: Chain | None = None
+        around = 0 if shape.api is Api.CHAT else len(self.tokenizer.prefix) + len(self.tokenizer.suffix)
+        for texts in batches:
+            chain = new_chain(self.counter, shape, body_bytes=body_bytes, sampled=sampled)
+            chain.label("exact", around)
+            for text in texts:
+                self._add(chain, text)
+            tokens += chain.tokens
+            sample = sample or b"".join(chain.sample)
+            single = chain if len(batches) == 1 else None
+        return Measured(
+            tokens + shape.media_tokens,
+            tuple(single.segments) if single is not None else (),
+            (),
+            "exact+" + text_class(sample, tools=prompt.tools, media=shape.media > 0),
+            exact=not sampled and shape.media == 0,
+        )
+
+    def _add(self, chain: Chain, text: str) -> None:
+        for piece in self.tokenizer.pieces(text):
+            if isinstance(piece, int):
+                chain.special(piece)
+            else:
+                chain.text(piece)
+            chain.close()
+
+    def ids(self, shape: Shape, prompt: Prompt, document: dict[str, Any]) -> list[int] | None:
+        """The exact ids of a single prompt, None when they cannot be known."""
+        if shape.media or shape.batch > 1:
+            return None
+        if shape.has_ids:
+            return next((unit.ids for unit in prompt.items[0] if unit.ids is not None), None)
+        if shape.api is Api.CHAT:
+            texts = self._rendered(document)
+            return None if texts is None else [token for text in texts for token in self.tokenizer.ids(text)]
+        plain = _plain_texts(shape, prompt)
+        if plain is None:
+            return None
+        ids = [token for text in plain[0] for token in self.tokenizer.ids(text)]
+        return [*self.tokenizer.prefix, *ids, *self.tokenizer.suffix]
+
+    def _rendered(self, document: dict[str, Any]) -> list[str] | None:
+        """The prompt, and what continues its last message, which is encoded by itself."""
+        if self._template is None or len(document["messages"]) > _MOST_MESSAGES:
+            return None
+        try:
+            given = chat_input(document, parts=self._template.parts, reorders=self._template.reorders)
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            logger.debug("messages that the server will not take (%s)", type(error).__name__)
+            return None
+        for attempt in _attempts(given):
+            try:
+                text = self._template.render(attempt.messages, attempt.tools, attempt.options)
+            except TemplateFailed as error:
+                logger.debug("chat template: %s", error)
+                continue
+            return [text, given.continued] if given.continued else [text]
+        return None
+
+
+def _attempts(given: ChatInput) -> Iterator[ChatInput]:
+    """As given; then, as SGLang tries when that fails, with the bare functions as tools."""
+    yield given
+    if given.tools:
+        yield given._replace(tools=[tool.get("function", tool) for tool in given.tools])
+
+
+def _plain_texts(shape: Shape, prompt: Prompt) -> list[list[str]] | None:
+    if shape.api not in _PLAIN:
+        return None
+    if any(unit.overhead_tokens for item in prompt.items for unit in item):  # embeddings as input
+        return None
+    return [[text for unit in item for text in unit.texts] for item in prompt.items]
