@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 PRIOR_SECONDS_PER_TOKEN = 5e-5  # 20,000 tokens/s: optimistic, so that a guess refuses nobody
 PRIOR_SECONDS_PER_DECODE_TOKEN = 0.02
+PRIOR_DECODE_STEPS = 32.0  # what the prior weighs
 FORGET = 0.98  # weight of the past per sample: about the last fifty
 MIN_SAMPLE_TOKENS = 512  # shorter prefills time the overhead, not the work
 KNOWN_AFTER_TOKENS = 16_384  # of observed prefill, before a refusal may rest on the rate
-DECODE_WEIGHT = 0.1
+DECODE_HALF_LIFE_SECONDS = 60.0  # of stream time: a mean over seconds, not over samples
 _DEPTH_SCALE = 1e5  # keeps both regressors near one
 
 
@@ -23,7 +24,8 @@ class CostModel:
 
     observed_tokens: float = 0.0
     seconds_per_decode_token: float = PRIOR_SECONDS_PER_DECODE_TOKEN
-    _decode_seen: bool = False
+    _decode_steps: float = PRIOR_DECODE_STEPS
+    _decode_seconds: float = PRIOR_DECODE_STEPS * PRIOR_SECONDS_PER_DECODE_TOKEN
     # sums of x xT and x y for y/n = a + b' (depth / scale), weighted by n
     _w: float = 0.0
     _wx: float = 0.0
@@ -69,14 +71,14 @@ class CostModel:
         self._wxy = self._wxy * FORGET + w * x * y
         self._solve()
 
-    def learn_decode(self, seconds_per_token: float) -> None:
-        if not 1e-5 < seconds_per_token < 10.0:
+    def learn_decode(self, steps: float, seconds: float) -> None:
+        """A stream produced `steps` tokens in `seconds`, stalls behind others' prefill included."""
+        if steps < 1 or seconds <= 0:
             return
-        if not self._decode_seen:
-            self._decode_seen = True
-            self.seconds_per_decode_token = seconds_per_token
-            return
-        self.seconds_per_decode_token += DECODE_WEIGHT * (seconds_per_token - self.seconds_per_decode_token)
+        keep = 0.5 ** (seconds / DECODE_HALF_LIFE_SECONDS)
+        self._decode_steps = self._decode_steps * keep + steps
+        self._decode_seconds = self._decode_seconds * keep + seconds
+        self.seconds_per_decode_token = self._decode_seconds / self._decode_steps
 
     def _solve(self) -> None:
         mean_x, mean_y = self._wx / self._w, self._wy / self._w

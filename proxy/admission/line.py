@@ -14,6 +14,7 @@ from proxy.admission.types import Lane
 
 Due = tuple[Job, Rule]
 
+
 SCAN_SHORTS = 32  # first fit looks at this many shorts per round
 SCAN_LONGS = 8  # and at this many longs behind a blocked head
 
@@ -76,10 +77,23 @@ class Line:
         self.gate.block(head)
         return self._next_short(now, head) or self._next_long(now, head)
 
-    def _shorts_lack_room(self) -> bool:
-        """Do shorts wait for running ones to end? Those cannot while slice follows slice."""
+    def _take_turns(self, job: Job, end: int, now: float) -> bool:
+        """Must the next slice wait, so that shorts get in before it?"""
+        pool = self.pool
+        if not pool.slicing.shorts_recent(now):
+            return False
         first = self.shorts.head()
-        return first is not None and not self.pool.fits(first, self.reserve_of(first))
+        if first is not None:
+            if pool.fits(first, self.reserve_of(first)):
+                return not pool.timeline.open_for_shorts(now)
+            if now < pool.slicing.rested_at:  # it waits for a running one, which slices would stall
+                return True
+        if not pool.timeline.busy:
+            return False
+        # whoever comes next finds no more than about one slice in front
+        depth = job.slice_sent_tokens
+        ahead = max(0.0, pool.timeline.free_at(now) - now) + pool.costs.prefill_seconds(end - depth, depth)
+        return ahead > pool.slicing.compute_seconds
 
     def next_slice(self, now: float) -> int | None:
         """How far the prefill under way should go next: the end of a slice, or of the whole prompt.
@@ -93,9 +107,8 @@ class Line:
         if end is not None:
             if not pool.slice_fits(end - job.slice_sent_tokens):
                 return None
-            if pool.slicing.shorts_recent(now):  # take turns: the next when the last is answered
-                resting = self._shorts_lack_room() and now < pool.slicing.rested_at
-                return None if job.slice_ends or pool.timeline.busy or resting else end
+            if self._take_turns(job, end, now):
+                return None
             ahead = pool.slicing.overhead_seconds(end)
             return end if pool.timeline.open_for_long(ahead, now) else None
         if job.ids_tokens is None and not job.unsliceable:

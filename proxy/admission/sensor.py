@@ -61,7 +61,7 @@ class Sensor:
             return
         steps = (generated_tokens - job.seen_tokens) / job.request.sequences
         if steps >= 1 and now > job.seen_at:
-            self._pool.costs.learn_decode((now - job.seen_at) / steps)
+            self._pool.costs.learn_decode(steps, now - job.seen_at)
             job.seen_at, job.seen_tokens = now, generated_tokens
 
     def released(self, now: float, tokens: int) -> None:

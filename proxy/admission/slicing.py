@@ -23,6 +23,7 @@ MIN_SLICE_TOKENS = 1024  # smaller ones use the GPU badly and pay the fixed pric
 SHORTS_RECENT_SECONDS = 5.0  # a short seen this lately may have a successor
 OVERHEAD_SECONDS = 0.008  # of a slice: HTTP, scheduling
 OVERHEAD_SECONDS_PER_TOKEN = 4e-7  # reading the ids of its prefix: 25-75 ms at 60-180K
+COMPUTE_SHARE = 0.8
 MISSES_KEPT = 10
 MISSES_ALLOWED = 2
 OFF_SECONDS = 600.0
@@ -60,6 +61,11 @@ class Slicing:
     def most_tokens(self, facts: PoolFacts) -> int:
         return max(MIN_SLICE_TOKENS, self._limits.slice_max_tokens or facts.chunk_tokens)
 
+    @property
+    def compute_seconds(self) -> float:
+        """What of a slice's time is the engine's own work; the rest is its fixed price."""
+        return COMPUTE_SHARE * self._limits.slice_seconds
+
     def overhead_seconds(self, end_tokens: int) -> float:
         """From sending a slice until the engine starts on it."""
         return OVERHEAD_SECONDS + OVERHEAD_SECONDS_PER_TOKEN * end_tokens
@@ -73,7 +79,7 @@ class Slicing:
         last = (job.ids_tokens - 1) // align * align
         size = self.most_tokens(facts) * job.slice_boost
         if self.shorts_recent(now):
-            timed = self._costs.prefill_tokens_within(self._limits.slice_seconds, depth)
+            timed = self._costs.prefill_tokens_within(self.compute_seconds, depth)
             size = max(MIN_SLICE_TOKENS, min(size, timed * job.slice_boost))
         end = min((depth + size) // align * align, last)
         return end if end > depth else None

@@ -1,8 +1,7 @@
 """Learns how a model's own count differs from ours, from the `usage` of its answers.
 
-Two corrections, and they add up (mean error after 200 answers 1.1-2.3 %, against 3-9 % without):
-a ratio for each model and class of text, and the true count of a conversation's last turn, to which
-only what is new is added by estimate.
+Two corrections, and they add up: weights for what a count is made of (see `regression`), and the true
+count of a conversation's last turn, to which only what is new is added by estimate.
 """
 
 import logging
@@ -10,25 +9,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from proxy.tokens.composition import CONSTANT, Composition, tokens_of
 from proxy.tokens.measure import Measured
 from proxy.tokens.memo import Memo
+from proxy.tokens.regression import Weights
 
 logger = logging.getLogger(__name__)
 
 LEAST_RATIO, MOST_RATIO = 0.5, 3.0
-_FORGETTING = 0.05  # weight of a new sample once 20 are in
+_FORGETTING = 0.05  # weight of a new sample in a ratio once 20 are in
 UNKNOWN_MARGIN = 1.10  # on every estimate for a model until it answered that often:
 UNKNOWN_SAMPLES = 20
-ENOUGH_SAMPLES = 200  # the classes of text fill one by one
+ENOUGH_SAMPLES = 200  # all kinds of text have been seen a few times
 _MODELS = 256
 _CONVERSATIONS = 20_000
-_HEAVIEST_TOKENS = 16_384  # a giant prompt teaches no more than one of this size
-# Until a class has seen a few thousand tokens the model's overall ratio speaks for it: a template's
-# fixed text can triple a prompt of ten tokens, which says nothing about long ones.
-_PRIOR_TOKENS = 4_000
+_HEAVIEST_TOKENS = 16_384  # a giant prompt weighs no more than one of this size in a ratio
+_PRIOR_TOKENS = 4_000  # until so many were seen a ratio stays close to 1
 # A count by the model's own tokenizer that is off by more: a wrong directory or another template.
 EXACT_TOLERANCE = 0.02
 _EXACT_SAMPLES = 5
+_SURE_SIGMAS = 3.0
 
 
 @dataclass(slots=True)
@@ -47,19 +47,20 @@ class Ratio:
         self.true_tokens += share * (true * weight - self.true_tokens)
         self.raw_tokens += share * (raw * weight - self.raw_tokens)
 
-    def value(self, prior: float = 1.0) -> float:
-        """The ratio; close to `prior` until enough tokens were seen."""
-        true = self.true_tokens * self.samples + prior * _PRIOR_TOKENS
+    @property
+    def value(self) -> float:
+        """The ratio; close to 1 until enough tokens were seen."""
+        true = self.true_tokens * self.samples + _PRIOR_TOKENS
         raw = self.raw_tokens * self.samples + _PRIOR_TOKENS
         return min(max(true / raw, LEAST_RATIO), MOST_RATIO)
 
 
 @dataclass(slots=True)
 class Model:
-    """What was learnt of one model: of estimates, all and by class of text, and of exact counts."""
+    """What was learnt of one model: the ratio and the weights of estimates, the ratio of exact counts."""
 
     overall: Ratio = field(default_factory=Ratio)
-    classes: dict[str, Ratio] = field(default_factory=dict)
+    weights: Weights = field(default_factory=Weights)
     exact: Ratio = field(default_factory=Ratio)
 
     @property
@@ -70,14 +71,19 @@ class Model:
     @property
     def trusted(self) -> bool:
         """Whether exact counts turned out to be exact, or too few are in to say."""
-        return self.exact.samples < _EXACT_SAMPLES or abs(self.exact.value() - 1) <= EXACT_TOLERANCE
+        return self.exact.samples < _EXACT_SAMPLES or abs(self.exact.value - 1) <= EXACT_TOLERANCE
 
 
 class Estimate(NamedTuple):
-    """A calibrated count. `least_tokens`: no plausible tokenizer counts fewer."""
+    """A calibrated count: what is known of it, and what is estimated from `unknown`.
+
+    `least_tokens`: no plausible tokenizer counts fewer.
+    """
 
     tokens: int
     least_tokens: int
+    known_tokens: int
+    unknown: Composition
 
 
 class Calibration:
@@ -88,38 +94,42 @@ class Calibration:
         self._conversations: Memo[int] = Memo(_CONVERSATIONS)
         self.overall = Ratio()
 
-    def estimate(self, name: str, measured: Measured, *, by_model: bool = False) -> Estimate:
-        """The count the server will report for a prompt. `by_model`: it was counted with the model's
-        own tokenizer, which turned out to be the wrong one."""
-        model = self._models.get(name)
-        if model is not None and by_model:
-            return _estimate(0, measured.tokens, model.exact.value(), 0.9)
-        ratio, doubt = 1.0, 0.6
-        if model is not None:
-            own = model.classes.get(measured.text_class)
-            ratio = model.overall.value()
-            ratio = ratio if own is None else own.value(ratio)
-        if model is None or model.samples < UNKNOWN_SAMPLES:
-            ratio *= UNKNOWN_MARGIN
-        else:
-            doubt = 0.9
-        units, tokens = measured.units, measured.tokens
+    def estimate(self, name: str, measured: Measured) -> Estimate:
+        """The count the server will report for a prompt of model `name`."""
+        model = self._models.get(name) or _UNKNOWN
+        known, unknown = self._known(measured)
+        raw = tokens_of(unknown)
+        tokens, sigma = model.weights.predict(unknown)
+        tokens = min(max(tokens, LEAST_RATIO * raw), MOST_RATIO * raw + unknown[CONSTANT] * _PRIOR_TOKENS)
+        least = max(LEAST_RATIO * raw, tokens - _SURE_SIGMAS * sigma)
+        if model.samples < UNKNOWN_SAMPLES:
+            tokens *= UNKNOWN_MARGIN
+        return Estimate(known + round(tokens), known + int(least), known, unknown)
+
+    def _known(self, measured: Measured) -> tuple[int, Composition]:
+        """The true count of the longest beginning that an answer was seen to, and what comes after."""
+        units = measured.units
         for position in range(len(units) - 2, -1, -1):
             true = self._conversations.get(units[position].key)
             if true is not None:
                 # Both turns end in the opening of the reply, which the true count holds.
-                return _estimate(true, units[-2].tokens - units[position].tokens, ratio, doubt)
-        return _estimate(0, tokens, ratio, doubt)
+                after, before = units[-2].composition, units[position].composition
+                return true, [end - start for end, start in zip(after, before, strict=True)]
+        return 0, measured.composition
 
-    def learn(self, name: str, kind: str, raw: int, true: int, conversation: bytes | None) -> None:
-        """Takes in the server's count of an estimated prompt of class `kind`; both counts are positive.
-        `conversation` is the key of its messages."""
+    def wrong_by_model(self, name: str, tokens: int) -> Estimate:
+        """The same for a count with the model's own tokenizer, which turned out to be the wrong one."""
+        ratio = self._models[name].exact.value
+        return Estimate(round(ratio * tokens), int(0.9 * ratio * tokens), 0, ())
+
+    def learn(self, name: str, estimate: Estimate, raw: int, true: int, conversation: bytes | None) -> None:
+        """Takes in the server's count of an estimated prompt; `conversation` is the key of its messages."""
         if conversation is not None:
             self._conversations.put(conversation, true)
         model = self._model(name)
         self.overall.learn(raw, true)
         model.overall.learn(raw, true)
-        model.classes.setdefault(kind, Ratio()).learn(raw, true)
+        model.weights.learn(estimate.unknown, true - estimate.known_tokens)
 
     def learn_exact(self, name: str, raw: int, true: int) -> None:
         """Takes in the server's count of a prompt that was counted with the model's own tokenizer."""
@@ -131,7 +141,7 @@ class Calibration:
             logger.warning(
                 "counts by the tokenizer directory are off by %+.1f %% for model %r: is it the model's own, "
                 "and its chat template the one the server uses?",
-                100 * (model.exact.value() - 1),
+                100 * (model.exact.value - 1),
                 name,
             )
 
@@ -158,5 +168,4 @@ class Calibration:
         return self._models
 
 
-def _estimate(known: int, unknown: int, ratio: float, doubt: float) -> Estimate:
-    return Estimate(known + round(ratio * unknown), known + int(doubt * ratio * unknown))
+_UNKNOWN = Model()

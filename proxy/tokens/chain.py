@@ -8,13 +8,13 @@ from array import array
 from hashlib import blake2b
 from typing import NamedTuple
 
+from proxy.tokens.composition import COMPONENTS, DIGITS, MEDIA, OVERHEAD
 from proxy.tokens.counter import Counter, utf8, windows
 
 SEGMENT_TOKENS = 512
 # Every 256 segments the size doubles: 1,024 of them span two million tokens.
 _SEGMENTS_PER_SIZE = 256
 MOST_SEGMENTS = 1_024
-_SAMPLE_CHARS = 256
 _ID_WINDOW = 2_048
 
 
@@ -29,20 +29,17 @@ class Chain:
     """Counts what is added to it, in order.
 
     `root` keeps apart what the engine keeps apart. `sampled`: texts that are not remembered are
-    estimated from a part of them. Every `sample_every` characters a few bytes are kept in `sample`, by which
-    the kind of text is told.
+    estimated from a part of them. `composition` is what was counted, by component.
     """
 
-    def __init__(self, counter: Counter, root: bytes, *, sampled: bool, sample_every: int) -> None:
+    def __init__(self, counter: Counter, root: bytes, *, sampled: bool) -> None:
         self.tokens = 0
+        self.composition = [0.0] * len(COMPONENTS)
         self.segments: list[Mark] = []
-        self.sample: list[bytes] = []
         self._counter = counter
         self._hash = blake2b(root, digest_size=16)
         self._closed_tokens = 0
         self._sampled = sampled
-        self._sample_every = sample_every
-        self._until_sample = 0
 
     def key(self) -> bytes:
         """Of all that was added so far."""
@@ -51,43 +48,54 @@ class Chain:
     def label(self, label: str, tokens: int = 0) -> None:
         """Something that is no text but tells prompts apart, and costs `tokens`."""
         self._hash.update(label.encode("utf-8", "replace") + b"\0")
-        self.tokens += tokens
+        self._count(OVERHEAD, tokens)
 
-    def text(self, text: str) -> None:
-        """A text; long ones in windows, each of which may end a segment."""
+    def text(self, text: str, component: int | None = None) -> None:
+        """A text; long ones in windows, each of which may end a segment.
+
+        It counts as `component`, or as the kind of text that it is.
+        """
         pieces = windows(text, self._counter.most_chars)
         if pieces is None:
-            self._window(text)
+            self._window(text, component)
             return
         for piece in pieces:
-            self._window(piece)
+            self._window(piece, component)
             self.close()
 
-    def _window(self, text: str) -> None:
+    def _window(self, text: str, component: int | None) -> None:
         data = utf8(text)
-        tokens, key = self._counter.window(text, data, sampled=self._sampled)
-        self.tokens += tokens
+        tokens, kind, key = self._counter.window(text, data, sampled=self._sampled)
         self._hash.update(b"%d:" % len(data) + data if key is None else key)
-        self._until_sample -= len(text)
-        if self._until_sample < 0:
-            self._until_sample = self._sample_every
-            self.sample.append(data[:_SAMPLE_CHARS])
+        self.composition[DIGITS] += kind.digits
+        if component is not None:
+            self._count(component, tokens)
+        elif kind.share == 1:
+            self._count(kind.ruling, tokens)
+        else:
+            self.tokens += tokens
+            self.composition[kind.ruling] += tokens * kind.share
+            self.composition[0] += tokens * (1 - kind.share)
+
+    def _count(self, component: int, tokens: int) -> None:
+        self.tokens += tokens
+        self.composition[component] += tokens
 
     def special(self, token_id: int) -> None:
         """One token that stands for itself."""
         self._hash.update(b"%d;" % token_id)
-        self.tokens += 1
+        self._count(OVERHEAD, 1)
 
-    def digest(self, digest: bytes, tokens: int) -> None:
-        """Something of which only a digest is known, such as an image."""
+    def medium(self, digest: bytes, tokens: int) -> None:
+        """An image or its like, of which only a digest is known."""
         self._hash.update(digest)
-        self.tokens += tokens
+        self._count(MEDIA, tokens)
 
     def ids(self, ids: list[int]) -> None:
         """Token ids, each of which is one token."""
         for start in range(0, len(ids), _ID_WINDOW):
             piece = ids[start : start + _ID_WINDOW]
-            self.tokens += len(piece)
+            self._count(OVERHEAD, len(piece))
             self._hash.update(array("q", piece))
             self.close()
 

@@ -3,9 +3,10 @@
 import logging
 from collections.abc import Iterator, Sized
 from hashlib import blake2b
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from proxy.tokens.memo import Memo
+from proxy.tokens.textclass import Kind, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,14 @@ def utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+class Counted(NamedTuple):
+    """Tokens of one window, what kind of text it is, and its digest when it is worth remembering."""
+
+    tokens: int
+    kind: Kind
+    key: bytes | None
+
+
 class Counter:
     """Counts with one encoder; remembers the counts of strings by their digest.
 
@@ -93,7 +102,7 @@ class Counter:
     def __init__(self, encoder: Encoder | None, *, memo_entries: int, most_chars: int = WINDOW_CHARS) -> None:
         self.encoder = encoder
         self.most_chars = most_chars
-        self._memo: Memo[int] = Memo(memo_entries)
+        self._memo: Memo[Counted] = Memo(memo_entries)
         self.failures = 0
 
     @property
@@ -101,24 +110,27 @@ class Counter:
         """How many strings' counts are remembered."""
         return len(self._memo)
 
-    def window(self, text: str, data: bytes, *, sampled: bool = False) -> tuple[int, bytes | None]:
-        """Tokens of one window, and its digest when it is long enough to be remembered.
+    def window(self, text: str, data: bytes, *, sampled: bool = False) -> Counted:
+        """Counts one window; `data` is `text` as UTF-8.
 
-        `data` is `text` as UTF-8. With `sampled` what is not remembered is estimated from a part of it.
+        With `sampled` what is not remembered is estimated from a part of it.
         """
         if len(text) < MEMO_LEAST_CHARS:
-            return (self.encode(text, len(data)) if text else 0), None
+            tokens = self.encode(text, len(data)) if text else 0
+            return Counted(tokens, kind_of(data, tokens), None)
         key = blake2b(data, digest_size=16).digest()
-        tokens = self._memo.get(key)
-        if tokens is not None:
-            return tokens, key
+        found = self._memo.get(key)
+        if found is not None:
+            return found
         if sampled and len(text) > 2 * _SAMPLE_CHARS:
             middle = (len(text) - _SAMPLE_CHARS) // 2
             sample = text[middle : middle + _SAMPLE_CHARS]
-            return -(-self.encode(sample, len(utf8(sample))) * len(text) // _SAMPLE_CHARS), key
+            tokens = -(-self.encode(sample, len(utf8(sample))) * len(text) // _SAMPLE_CHARS)
+            return Counted(tokens, kind_of(data, tokens), key)
         tokens = self.encode(text, len(data))
-        self._memo.put(key, tokens)
-        return tokens, key
+        found = Counted(tokens, kind_of(data, tokens), key)
+        self._memo.put(key, found)
+        return found
 
     def encode(self, text: str, size_bytes: int) -> int:
         """Tokens of `text` by the encoder, by its bytes where that fails or is not loaded yet."""

@@ -3,62 +3,77 @@
 from typing import NamedTuple
 
 from proxy.tokens.chain import Chain, Mark
-from proxy.tokens.counter import MEMO_LEAST_CHARS, Counter, utf8
+from proxy.tokens.composition import COMPONENTS, CONSTANT, TOOLS, Composition
+from proxy.tokens.counter import Counter, utf8
 from proxy.tokens.shape import Prompt, Shape, Unit
-from proxy.tokens.textclass import text_class
 
 _RECENT_UNITS = 64  # ends of units at which an earlier turn of the conversation is looked for
-_SAMPLES = 16
+
+
+class UnitEnd(NamedTuple):
+    """The end of a unit: the key of all before it, and what was counted before it."""
+
+    key: bytes
+    composition: Composition
 
 
 class Measured(NamedTuple):
-    """The raw count of a prompt. `segments` are the ends of its segments, `units` those of its last
-    units (the last of which opens the reply). `exact`: nothing in it is an estimate."""
+    """The raw count of a prompt.
+
+    `segments` are the ends of its segments, `units` those of its last units (the last of which opens
+    the reply). `exact`: nothing in it is an estimate.
+    """
 
     tokens: int
-    segments: tuple[Mark, ...]
-    units: tuple[Mark, ...]
-    text_class: str
+    composition: Composition
+    segments: tuple[Mark, ...] = ()
+    units: tuple[UnitEnd, ...] = ()
     exact: bool = False
 
 
-def new_chain(counter: Counter, shape: Shape, *, body_bytes: int, sampled: bool) -> Chain:
+def new_chain(counter: Counter, shape: Shape, *, sampled: bool) -> Chain:
     """A chain for one prompt of a request."""
-    root = utf8("\0".join((shape.model, *shape.cache_scope)))
-    return Chain(counter, root, sampled=sampled, sample_every=max(MEMO_LEAST_CHARS, body_bytes // _SAMPLES))
+    return Chain(counter, utf8("\0".join((shape.model, *shape.cache_scope))), sampled=sampled)
 
 
-def measure(counter: Counter, shape: Shape, prompt: Prompt, *, body_bytes: int, sampled: bool) -> Measured:
+def measure(counter: Counter, shape: Shape, prompt: Prompt, *, sampled: bool) -> Measured:
     """Counts all items of `prompt`. The prompts of a batch share no segments with other requests.
 
     `sampled`: what is not remembered is estimated from a part of it (30 times faster, 1-2 % off).
     """
-    tokens, sample = 0, b""
-    segments: tuple[Mark, ...] = ()
-    units: tuple[Mark, ...] = ()
+    exact = shape.has_ids and shape.media == 0
+    chains = []
     for item in prompt.items:
-        chain = new_chain(counter, shape, body_bytes=body_bytes, sampled=sampled)
-        marks = _add_units(chain, item)
-        tokens += chain.tokens
-        sample = sample or b"".join(chain.sample)
-        if len(prompt.items) == 1:
-            segments, units = tuple(chain.segments), tuple(marks)
-    kind = text_class(sample, tools=prompt.tools, media=shape.media > 0)
-    return Measured(tokens, segments, units, kind, exact=shape.has_ids and shape.media == 0)
+        chain = new_chain(counter, shape, sampled=sampled)
+        units = _add_units(chain, item)
+        chains.append(chain)
+    if len(chains) == 1:
+        composition = chain.composition
+        composition[CONSTANT] = 1.0
+        return Measured(chain.tokens, composition, tuple(chain.segments), tuple(units), exact)
+    return Measured(*total(chains), exact=exact)
 
 
-def _add_units(chain: Chain, units: list[Unit]) -> list[Mark]:
-    marks = []
+def total(chains: list[Chain]) -> tuple[int, Composition]:
+    """Tokens and composition of a batch."""
+    composition = [sum(chain.composition[index] for chain in chains) for index in range(len(COMPONENTS))]
+    composition[CONSTANT] = float(len(chains))
+    return sum(chain.tokens for chain in chains), composition
+
+
+def _add_units(chain: Chain, units: list[Unit]) -> list[UnitEnd]:
+    ends = []
     recent = len(units) - _RECENT_UNITS
     for index, unit in enumerate(units):
+        component = TOOLS if unit.label == "tools" else None
         chain.label(unit.label, unit.overhead_tokens)
         for text in unit.texts:
-            chain.text(text)
+            chain.text(text, component)
         for medium in unit.media or ():
-            chain.digest(medium.digest, medium.tokens)
+            chain.medium(medium.digest, medium.tokens)
         if unit.ids is not None:
             chain.ids(unit.ids)
         chain.close()
         if index >= recent:
-            marks.append(Mark(chain.key(), chain.tokens))
-    return marks
+            ends.append(UnitEnd(chain.key(), chain.composition.copy()))
+    return ends

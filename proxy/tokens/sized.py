@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from proxy.admission.types import Segment
+from proxy.tokens.calibration import Estimate
 from proxy.tokens.chain import Mark
 from proxy.tokens.shape import Shape
 
@@ -16,8 +17,9 @@ class Sized:
     one. `least_tokens`: refuse a prompt as too large for ever only where this figure is too large.
     `exact`: counted with the model's own tokenizer and template, or given as ids.
     `segments`: see `proxy.admission.types.Request`.
-    `counted`: False when the vocabulary was not loaded yet. `by_model`: `raw_tokens` is meant to be the
-    server's own count. `conversation`: the key of all messages, None for other prompts.
+    `text_class`: the largest part of the prompt. `by_model`: `raw_tokens` is meant to be the server's own
+    count. `estimate`: how the figure came about, None when it is exact or the vocabulary was not loaded
+    yet. `conversation`: the key of all messages, None for other prompts.
     """
 
     shape: Shape
@@ -28,8 +30,8 @@ class Sized:
     segments: tuple[Segment, ...]
     text_class: str
     body_bytes: int
-    counted: bool = True
     by_model: bool = False
+    estimate: Estimate | None = None
     conversation: bytes | None = None
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from proxy.tokens.body import parse_object
-from proxy.tokens.calibration import ENOUGH_SAMPLES, Calibration
+from proxy.tokens.calibration import ENOUGH_SAMPLES, Calibration, Estimate
+from proxy.tokens.composition import largest
 from proxy.tokens.counter import Counter
 from proxy.tokens.exact.counter import ExactCounter
 from proxy.tokens.exact.patterns import Unsupported
@@ -140,10 +141,10 @@ class Sizer:
         document = parse_object(body)
         shape, prompt = read_document(api, document, self._media)
         if self._exact is not None:
-            found = self._exact.measure(shape, prompt, document, body_bytes=len(body), sampled=sampled)
+            found = self._exact.measure(shape, prompt, document, sampled=sampled)
             if found is not None:
                 return _Job(shape, found)
-        return _Job(shape, measure(self._counter, shape, prompt, body_bytes=len(body), sampled=sampled))
+        return _Job(shape, measure(self._counter, shape, prompt, sampled=sampled))
 
     def _calibrated(self, job: _Job, body_bytes: int) -> Sized:
         shape, measured = job
@@ -151,39 +152,39 @@ class Sizer:
         if body_bytes >= _DENSITY_BYTES and shape.media == 0 and not shape.has_ids:
             self._density += _DENSITY_WEIGHT * (measured.tokens / body_bytes - self._density)
         by_model = measured.exact and not shape.has_ids
-        exact = measured.exact and (not by_model or self._calibration.trusted(shape.model))
-        if exact:
-            tokens = least = measured.tokens
-        else:
-            tokens, least = self._calibration.estimate(shape.model, measured, by_model=by_model)
+        estimate: Estimate | None = None
+        if by_model and not self._calibration.trusted(shape.model):
+            estimate = self._calibration.wrong_by_model(shape.model, measured.tokens)
+        elif not measured.exact:
+            estimate = self._calibration.estimate(shape.model, measured)
+        tokens = measured.tokens if estimate is None else estimate.tokens
         return Sized(
             shape=shape,
             prompt_tokens=max(1, tokens),
             raw_tokens=measured.tokens,
-            least_tokens=least,
-            exact=exact,
+            least_tokens=measured.tokens if estimate is None else estimate.least_tokens,
+            exact=estimate is None,
             segments=scaled_segments(measured.segments, tokens / max(1, measured.tokens)),
-            text_class=measured.text_class,
+            text_class=largest(measured.composition),
             body_bytes=body_bytes,
-            counted=self._ready,
             by_model=by_model,
+            estimate=estimate if self._ready else None,
             conversation=measured.units[-2].key if len(measured.units) > 1 else None,
         )
 
     def observe(self, sized: Sized, prompt_tokens: int) -> None:
         """Learns from the server's own count of a request, its `usage.prompt_tokens`."""
-        if not sized.counted or sized.shape.has_ids or sized.raw_tokens <= 0 or prompt_tokens <= 0:
+        if sized.raw_tokens <= 0 or prompt_tokens <= 0:
             return
+        name, raw = sized.shape.model, sized.raw_tokens
         if sized.by_model:
-            self._calibration.learn_exact(sized.shape.model, sized.raw_tokens, prompt_tokens)
-        else:
-            self._calibration.learn(
-                sized.shape.model, sized.text_class, sized.raw_tokens, prompt_tokens, sized.conversation
-            )
+            self._calibration.learn_exact(name, raw, prompt_tokens)
+        elif sized.estimate is not None:
+            self._calibration.learn(name, sized.estimate, raw, prompt_tokens, sized.conversation)
 
     def bytes_estimate(self, body_bytes: int) -> int:
         """Tokens of a body of which nothing but its length is known."""
-        return max(1, round(body_bytes * self._density * self._calibration.overall.value()))
+        return max(1, round(body_bytes * self._density * self._calibration.overall.value))
 
     def needs_samples(self, model: str) -> bool:
         """Whether more answers of this model are wanted before its ratios are trusted."""
@@ -196,8 +197,8 @@ class Sizer:
             ready=self._ready,
             tokenizer="o200k_base" if self._exact is None else self._exact.tokenizer.engine.name,
             note=self._note,
-            ratios={name: model.overall.value() for name, model in models.items() if model.overall.samples},
-            exact_ratios={name: model.exact.value() for name, model in models.items() if model.exact.samples},
+            ratios={name: model.overall.value for name, model in models.items() if model.overall.samples},
+            exact_ratios={name: model.exact.value for name, model in models.items() if model.exact.samples},
             samples={name: model.samples for name, model in models.items()},
             sized=self._sized,
             sampled=self._sampled,

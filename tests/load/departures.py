@@ -87,10 +87,11 @@ async def leave_queued(stage: Stage, pace: Pace) -> Departure:
 async def leave_prefilling(stage: Stage, pace: Pace) -> Departure:
     """In mid-prefill; another large one comes at once, and must not be let in before the tokens are back."""
     pool = stage.server.pool
+    quarter = round(0.25 * pool)
     giant = stage.visit("giant", round(GIANT_SHARE * pool), 200)
-    await stage.until("the giant is being prefilled", _uses(stage, round(0.25 * pool)))
+    await stage.until("the giant is being prefilled", _uses(stage, quarter))
     left = await giant.leave()
-    depth = stage.watch.most_used()
+    depth = max(quarter, stage.watch.most_used())  # between slices the engine uses nothing
     follower = stage.visit("follower", round(HOLDER_SHARE * pool), 20)
     worked = await _until_dropped(stage, left, depth)
     outcome = await follower.end()

@@ -1,6 +1,7 @@
 """Watches an engine's own figures while a load runs."""
 
 import asyncio
+import contextlib
 import json
 import re
 import time
@@ -61,8 +62,7 @@ class Sampler:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_task(self._task)
 
     async def _watch(self) -> None:
         while True:
@@ -72,6 +72,13 @@ class Sampler:
             except (OSError, BadAnswer):
                 self.missed += 1
             await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+
+async def end_task(task: asyncio.Task[None]) -> None:
+    """Cancels a task that runs for ever. Raises what it had died of, if it had."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 async def retractions(base_url: str) -> int:

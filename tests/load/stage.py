@@ -12,7 +12,7 @@ from tests.load.client import ask
 from tests.load.http1 import BadAnswer
 from tests.load.outcome import Outcome
 from tests.load.proxy import ProxyServer
-from tests.load.sampler import Sample, read_sample
+from tests.load.sampler import Sample, end_task, read_sample
 from tests.load.workload import Ask
 from tests.sglang.server import MODEL_NAME, SGLangServer
 
@@ -103,8 +103,7 @@ class Stage:
             yield self
         finally:
             for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+                await end_task(task)
 
     async def _watch_engine(self) -> None:
         while True:

@@ -65,7 +65,6 @@ def texts(chars: int = 20_000, seed: int = 7) -> dict[str, str]:
         {"id": i, "name": f"item {i}", "price": rnd.random() * 100, "ok": bool(i % 2)}
         for i in range(chars // 60)
     ]
-    vectors = [[rnd.random() for _ in range(8)] for _ in range(chars // 160)]
     start = rnd.randrange(100_000)
     return found | {
         "Chinese": "".join(rnd.choices(CHINESE, k=chars)),

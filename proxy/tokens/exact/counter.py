@@ -13,9 +13,8 @@ from proxy.tokens.exact.code_rendered import rendered_in_code
 from proxy.tokens.exact.messages import ChatInput, chat_input
 from proxy.tokens.exact.template import ChatTemplate, TemplateFailed, load_template
 from proxy.tokens.exact.tokenizer import Tokenizer
-from proxy.tokens.measure import Measured, new_chain
+from proxy.tokens.measure import Measured, new_chain, total
 from proxy.tokens.shape import Api, Prompt, Shape
-from proxy.tokens.textclass import text_class
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ class ExactCounter:
                 self.note = "the tokenizer directory has no chat template"
 
     def measure(
-        self, shape: Shape, prompt: Prompt, document: dict[str, Any], *, body_bytes: int, sampled: bool
+        self, shape: Shape, prompt: Prompt, document: dict[str, Any], *, sampled: bool
     ) -> Measured | None:
         """The size of a request, None when it takes the default rules: another API, no template, ids, or a
         template that refuses these messages."""
@@ -63,24 +62,18 @@ class ExactCounter:
             batches = _plain_texts(shape, prompt)
         if batches is None:
             return None
-        tokens, sample = 0, b""
-        single: Chain | None = None
         around = 0 if shape.api is Api.CHAT else len(self.tokenizer.prefix) + len(self.tokenizer.suffix)
+        chains = []
         for texts in batches:
-            chain = new_chain(self.counter, shape, body_bytes=body_bytes, sampled=sampled)
+            chain = new_chain(self.counter, shape, sampled=sampled)
             chain.label("exact", around)
             for text in texts:
                 self._add(chain, text)
-            tokens += chain.tokens
-            sample = sample or b"".join(chain.sample)
-            single = chain if len(batches) == 1 else None
-        return Measured(
-            tokens + shape.media_tokens,
-            tuple(single.segments) if single is not None else (),
-            (),
-            "exact+" + text_class(sample, tools=prompt.tools, media=shape.media > 0),
-            exact=not sampled and shape.media == 0,
-        )
+            chains.append(chain)
+        if shape.media_tokens:
+            chains[-1].medium(b"", shape.media_tokens)
+        segments = tuple(chains[0].segments) if len(chains) == 1 else ()
+        return Measured(*total(chains), segments, exact=not sampled and shape.media == 0)
 
     def _add(self, chain: Chain, text: str) -> None:
         for piece in self.tokenizer.pieces(text):

@@ -1,0 +1,81 @@
+"""How many true tokens each component of a count is worth, learnt one answer at a time.
+
+A Kalman filter for a linear model whose weights may drift: true = sum of weight x counted. It learns
+in a few answers what a plain ratio never can (that a template leaves tools out, that numbers cost half
+as much again), and knows how sure it is.
+"""
+
+import math
+from typing import NamedTuple
+
+from proxy.tokens.composition import (
+    COMPONENTS,
+    CONSTANT,
+    DIGITS,
+    MEDIA,
+    OVERHEAD,
+    TOOLS,
+    Composition,
+    tokens_of,
+)
+
+# Before anything is known: each token counts as one, give or take what was measured between families.
+_DOUBT = {OVERHEAD: 1.0, TOOLS: 0.5, MEDIA: 0.5, DIGITS: 0.3, CONSTANT: 60.0}
+_TEXT_DOUBT = 0.3
+_DRIFT = 0.002  # of a weight from one answer to the next, as a share of its first doubt
+_SHARE_NOISE = 0.02  # what no component explains, as a share of the count
+_TOKEN_NOISE = 10.0
+_MOST_SIGMAS = 4.0  # an answer that is off by more teaches no more than this
+
+
+class Prediction(NamedTuple):
+    """True tokens to be expected, and the standard deviation of that."""
+
+    tokens: float
+    sigma: float
+
+
+class Weights:
+    """The weights of one model."""
+
+    def __init__(self) -> None:
+        self._size = len(COMPONENTS)
+        self.values = [1.0] * self._size
+        self.values[DIGITS] = self.values[CONSTANT] = 0.0
+        self._first = [_DOUBT.get(index, _TEXT_DOUBT) ** 2 for index in range(self._size)]
+        self._covariance = [
+            [self._first[row] if row == column else 0.0 for column in range(self._size)]
+            for row in range(self._size)
+        ]
+
+    def predict(self, counted: Composition) -> Prediction:
+        """What a prompt, or a part of one, comes to."""
+        tokens = sum(weight * count for weight, count in zip(self.values, counted, strict=True))
+        spread = self._spread(counted)
+        variance = sum(count * part for count, part in zip(counted, spread, strict=True)) + _noise(counted)
+        return Prediction(tokens, math.sqrt(max(0.0, variance)))
+
+    def _spread(self, counted: Composition) -> list[float]:
+        used = [(index, count) for index, count in enumerate(counted) if count]
+        return [sum(row[index] * count for index, count in used) for row in self._covariance]
+
+    def learn(self, counted: Composition, true_tokens: float) -> None:
+        """Takes in the true count of a prompt, or of a part of one."""
+        predicted, sigma = self.predict(counted)
+        if sigma <= 0:
+            return
+        most = _MOST_SIGMAS * sigma
+        error = min(max(true_tokens - predicted, -most), most)
+        spread = self._spread(counted)
+        variance = sigma * sigma
+        for index, part in enumerate(spread):
+            gain = part / variance
+            self.values[index] += gain * error
+            row = self._covariance[index]
+            for column, other in enumerate(spread):
+                row[column] -= gain * other
+            row[index] = min(max(row[index], 0.0) + self._first[index] * _DRIFT**2, self._first[index])
+
+
+def _noise(counted: Composition) -> float:
+    return (_SHARE_NOISE * tokens_of(counted)) ** 2 + _TOKEN_NOISE**2
