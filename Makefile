@@ -7,7 +7,7 @@ USER_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 CODE := proxy tests
 # The real-SGLang suite is left out of `make test` (pyproject.toml); here it is the only one, and slow.
-SGLANG_PYTEST := -o addopts="-ra --strict-markers --strict-config --import-mode=importlib" --timeout=900
+SGLANG_PYTEST := -o addopts="-ra --strict-markers --strict-config --import-mode=importlib" --timeout=900 --durations=10
 BENCH ?= all
 
 .DEFAULT_GOAL := help

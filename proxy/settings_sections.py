@@ -329,8 +329,6 @@ PENDING = frozenset(
         "tokenizer_path",
         "chat_template",
         "session_hold_seconds",
-        "prefill_slice_seconds",
-        "prefill_slice_max_tokens",
         "long_tier_tokens",
         "api_keys_file",
     }

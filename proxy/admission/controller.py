@@ -107,7 +107,7 @@ class Controller:
         request = event.request
         if request.rid in self.jobs:
             raise ValueError(f"request id {request.rid} is in use")
-        job = Job(request, now, now + request.wait_limit_seconds, Lane.SHORT)
+        job = Job(request, now, now + request.wait_limit_seconds, Lane.SHORT, request.prompt_tokens)
         if self.draining or not any(line.pool.up for line in self.lines.values()):
             reason = Reason.DRAINING if self.draining else Reason.NO_BACKEND
             actions.append(self._refusal(now, job, None, reason))
@@ -142,6 +142,10 @@ class Controller:
             return ()
         job.ids_tokens = event.prompt_tokens
         job.unsliceable = event.prompt_tokens is None
+        if event.prompt_tokens is not None and job.state is State.SLICING:
+            self.lines[job.pool].pool.counted(job, event.prompt_tokens)
+        elif event.prompt_tokens is not None and job.state is State.QUEUED:
+            job.prompt_tokens = event.prompt_tokens
         return (self.lines[job.pool],) if job.pool else ()
 
     def _slice_done(self, now: float, event: SliceDone, _: list[Action]) -> Iterable[Line]:

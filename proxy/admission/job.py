@@ -24,6 +24,7 @@ class Job:
     arrived_at: float
     deadline_at: float
     lane: Lane
+    prompt_tokens: int  # as counted, or exactly once its ids are known; never more than its pool takes
     state: State = State.QUEUED
     pool: str = ""
     predicted_wait_seconds: float = 0.0
@@ -70,7 +71,7 @@ class Job:
     @property
     def resident_tokens(self) -> int:
         """Upper bound of what it occupies now: its whole prompt and what it has produced."""
-        return self.request.prompt_tokens + self.generated_tokens
+        return self.prompt_tokens + self.generated_tokens
 
     def engine_output_tokens(self, ratio: float) -> float:
         """What the engine's own formula counts of its future output, all sequences together.

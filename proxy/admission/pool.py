@@ -123,12 +123,12 @@ class Pool:
         job = self.sliced
         if job is None:
             return free_at
-        rest = max(0, job.request.prompt_tokens - max(job.slice_sent_tokens, self._cached_tokens(job)))
+        rest = max(0, job.prompt_tokens - max(job.slice_sent_tokens, self._cached_tokens(job)))
         return free_at + self.timeline.prefill_seconds(job, rest)
 
     @staticmethod
     def _cached_tokens(job: Job) -> int:
-        return job.request.prompt_tokens - job.uncached_tokens
+        return job.prompt_tokens - job.uncached_tokens
 
     def committed_by_lane(self) -> dict[Lane, int]:
         by_lane = dict.fromkeys(Lane, 0)
@@ -141,11 +141,13 @@ class Pool:
     # --- what a job costs ---------------------------------------------------------------------
 
     def uncached_tokens(self, job: Job) -> int:
-        return job.request.prompt_tokens - self.prefix.ready_tokens(job.request.segments)
+        ready = self.prefix.ready_tokens(job.request.segments)
+        return max(1, min(job.prompt_tokens, self.max_prompt_tokens) - ready)
 
     def need_tokens(self, job: Job, reserve_tokens: int) -> int:
-        """What C would grow by, capped at B so that what the engine can take, we can."""
-        return min(self.uncached_tokens(job) + reserve_tokens, self.budget_tokens)
+        """What C would grow by: its reserve gives way where prompt and reserve are over B."""
+        uncached = self.uncached_tokens(job)
+        return min(uncached + reserve_tokens, max(self.budget_tokens, uncached))
 
     def is_giant(self, need_tokens: int) -> bool:
         """More than is ever left beside the express share."""
@@ -183,7 +185,7 @@ class Pool:
         job = self.sliced
         if job is None:
             return 0
-        return max(0, min(job.uncached_tokens, job.request.prompt_tokens - job.slice_sent_tokens))
+        return max(0, min(job.uncached_tokens, job.prompt_tokens - job.slice_sent_tokens))
 
     def _lent_tokens(self, job: Job) -> int:
         """What a short may borrow of it: half, so that most of it is back when the slices get there.
@@ -266,9 +268,10 @@ class Pool:
         """The job takes its place now: it goes to the engine whole, or its first slice does."""
         segments = job.request.segments
         reserve_tokens = min(reserve_tokens, max(0, self.budget_tokens - self.uncached_tokens(job)))
+        job.prompt_tokens = min(job.prompt_tokens, self.max_prompt_tokens)
         job.uncached_tokens = self.uncached_tokens(job)
         job.paying = self.prefix.acquire(segments)
-        job.tail_tokens = job.request.prompt_tokens - sum(s.tokens for s in segments)
+        job.tail_tokens = max(0, job.prompt_tokens - sum(s.tokens for s in segments))
         job.state = State.SLICING if sliced else State.PREFILL
         job.pool, job.dispatched_at = self.name, now
         job.generated_tokens, job.prefill_done = 0, False
@@ -289,6 +292,17 @@ class Pool:
             self.timeline.sent(job, now)
         self.version += 1
 
+    def counted(self, job: Job, prompt_tokens: int) -> None:
+        """Its exact length is known now: the charge follows."""
+        change = max(prompt_tokens - job.prompt_tokens, -job.tail_tokens)
+        job.prompt_tokens += change
+        job.tail_tokens += change
+        self._tail_tokens += change
+        uncached = max(1, job.uncached_tokens + change)
+        self.backlog_tokens += uncached - job.uncached_tokens
+        job.uncached_tokens = uncached
+        self.version += 1
+
     def slice_sent(self, job: Job, end_tokens: int, now: float) -> None:
         """A prefix of its prompt goes to the engine."""
         self.timeline.slice_sent(job, end_tokens, self.slicing.overhead_seconds(end_tokens), now)
@@ -302,13 +316,13 @@ class Pool:
         job.sliced_tokens = max(job.sliced_tokens, end_tokens)
         self.timeline.slice_ended(job, end_tokens)
         if not job.prefill_done:
-            self._set_uncached(job, job.request.prompt_tokens - job.sliced_tokens)
+            self._set_uncached(job, job.prompt_tokens - job.sliced_tokens)
         self.version += 1
 
     def send_rest(self, job: Job, now: float) -> None:
         """The request itself follows its slices."""
         job.state = State.PREFILL
-        self._set_uncached(job, job.request.prompt_tokens - job.slice_sent_tokens)
+        self._set_uncached(job, job.prompt_tokens - job.slice_sent_tokens)
         self.timeline.sent(job, now)
         self.sliced = None
         self.version += 1

@@ -52,7 +52,7 @@ class Sensor:
         span = self._pool.timeline.span_seconds(job, now)
         if counters or span is None:
             return
-        depth = job.request.prompt_tokens - job.uncached_tokens / 2
+        depth = job.prompt_tokens - job.uncached_tokens / 2
         self._pool.costs.learn_prefill(job.uncached_tokens, depth, span)
 
     def decoded(self, now: float, job: Job, generated_tokens: int) -> None:

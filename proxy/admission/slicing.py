@@ -74,7 +74,7 @@ class Slicing:
         """Where the next slice ends; None when what remains goes with the request itself."""
         if job.ids_tokens is None:
             return None
-        depth = max(job.slice_sent_tokens, job.request.prompt_tokens - job.uncached_tokens)
+        depth = max(job.slice_sent_tokens, job.prompt_tokens - job.uncached_tokens)
         align = lcm(max(1, facts.page_tokens), ALIGN_TOKENS)
         last = (job.ids_tokens - 1) // align * align
         size = self.most_tokens(facts) * job.slice_boost

@@ -47,11 +47,11 @@ class PrefillTimeline:
         """From sending the request until its prompt is at the scheduler; with its ids, at once."""
         if job.ids_tokens is not None:
             return self._limits.send_ahead_seconds
-        return job.request.prompt_tokens * self.tokenize_seconds_per_token
+        return job.prompt_tokens * self.tokenize_seconds_per_token
 
     def prefill_seconds(self, job: Job, uncached_tokens: int) -> float:
         """Predicted prefill of the last `uncached_tokens` of the job's prompt."""
-        depth = job.request.prompt_tokens - uncached_tokens
+        depth = job.prompt_tokens - uncached_tokens
         return self._costs.prefill_seconds(uncached_tokens, depth)
 
     # --- what was sent ---------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class PrefillTimeline:
     def sent(self, job: Job, now: float) -> None:
         """The request itself was sent; shorts pass through without a trace."""
         if job.long:
-            span = _Span(job.uncached_tokens, job.request.prompt_tokens, now, sliced=False)
+            span = _Span(job.uncached_tokens, job.prompt_tokens, now, sliced=False)
             self._add(job.rid, 0, span, now + self.tokenize_seconds(job), now)
 
     def slice_sent(self, job: Job, end_tokens: int, overhead_seconds: float, now: float) -> None:

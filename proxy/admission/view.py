@@ -109,7 +109,7 @@ def explain(controller: Controller, request: Request, now: float) -> Explanation
         return Explanation(
             "refuse", None, None, reason, request.prompt_tokens, 0, None, 0.0, 0.0, 0, [str(reason)]
         )
-    job = Job(request, now, now + request.wait_limit_seconds, Lane.SHORT)
+    job = Job(request, now, now + request.wait_limit_seconds, Lane.SHORT, request.prompt_tokens)
     line = controller.route(job, now)
     if line is None:
         roomiest = max(lines, key=lambda other: other.pool.max_prompt_tokens).pool
@@ -154,7 +154,7 @@ def _resident(line: Line, job: Job, now: float) -> ResidentView:
         lane=job.lane,
         state=State(job.state).value,
         tenant=job.request.tenant,
-        prompt_tokens=job.request.prompt_tokens,
+        prompt_tokens=job.prompt_tokens,
         committed_tokens=line.pool.own_tokens(job),
         generated_tokens=job.generated_tokens,
         age_seconds=now - job.dispatched_at,
@@ -172,7 +172,7 @@ def _waiting(line: Line, now: float, most: int) -> list[WaitingView]:
                     job.rid,
                     job.lane,
                     job.request.tenant,
-                    job.request.prompt_tokens,
+                    job.prompt_tokens,
                     position,
                     now - job.arrived_at,
                     line.predicted_wait(job, now),

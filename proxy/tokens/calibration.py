@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from proxy.tokens.composition import CONSTANT, Composition, tokens_of
+from proxy.tokens.composition import CONSTANT, TOOLS, Composition, tokens_of
 from proxy.tokens.measure import Measured
 from proxy.tokens.memo import Memo
 from proxy.tokens.regression import Weights
@@ -17,6 +17,7 @@ from proxy.tokens.regression import Weights
 logger = logging.getLogger(__name__)
 
 LEAST_RATIO, MOST_RATIO = 0.5, 3.0
+_LONGEST_TEMPLATE = 4_000  # tokens of a default system message
 _FORGETTING = 0.05  # weight of a new sample in a ratio once 20 are in
 UNKNOWN_MARGIN = 1.10  # on every estimate for a model until it answered that often:
 UNKNOWN_SAMPLES = 20
@@ -98,10 +99,11 @@ class Calibration:
         """The count the server will report for a prompt of model `name`."""
         model = self._models.get(name) or _UNKNOWN
         known, unknown = self._known(measured)
-        raw = tokens_of(unknown)
         tokens, sigma = model.weights.predict(unknown)
-        tokens = min(max(tokens, LEAST_RATIO * raw), MOST_RATIO * raw + unknown[CONSTANT] * _PRIOR_TOKENS)
-        least = max(LEAST_RATIO * raw, tokens - _SURE_SIGMAS * sigma)
+        raw = tokens_of(unknown)
+        floor = LEAST_RATIO * (raw - unknown[TOOLS])  # there are templates that leave tools out
+        tokens = min(max(tokens, floor), MOST_RATIO * raw + _LONGEST_TEMPLATE * unknown[CONSTANT])
+        least = max(floor, tokens - _SURE_SIGMAS * sigma)
         if model.samples < UNKNOWN_SAMPLES:
             tokens *= UNKNOWN_MARGIN
         return Estimate(known + round(tokens), known + int(least), known, unknown)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 # First bytes of UTF-8 sequences by script; 0xE1 holds Vietnamese's marked vowels among others.
 _LEADS = {
-    "accents": bytes(range(0xC3, 0xC8)),
+    "accents": bytes([0xC3]),
+    "carons": bytes(range(0xC4, 0xC8)),
     "vietnamese": bytes([0xE1]),
     "greek": bytes([0xCD, 0xCE, 0xCF]),
     "cyrillic": bytes(range(0xD0, 0xD4)),
@@ -20,10 +21,11 @@ _LEADS = {
     "hangul": bytes(range(0xEA, 0xEE)),
     "symbols": bytes([0xE2, 0xEE, 0xEF, *range(0xF0, 0xF5)]),
 }
-KINDS = ("ascii", "dense", *_LEADS)
+KINDS = ("ascii", "dense", "umlauts", *_LEADS)
 _ASCII, _DENSE = range(2)
 _KIND = {name: index for index, name in enumerate(KINDS)}
-_LATIN = (_KIND["accents"], _KIND["vietnamese"])
+_LATIN = tuple(_KIND[name] for name in ("umlauts", "accents", "carons", "vietnamese"))
+_UMLAUTS = tuple(letter.encode() for letter in "äöüßåøæÄÖÜ")  # Germanic languages; the others: Romance ones
 
 _HIGH = bytes(range(128, 256))
 _DIGITS = b"0123456789"
@@ -44,7 +46,7 @@ class Kind(NamedTuple):
 
 
 def kind_of(data: bytes, tokens: int) -> Kind:
-    """The kind of a text of `tokens` tokens, given as UTF-8; its script is told by a sample from the middle."""
+    """The kind of a text of `tokens` tokens, given as UTF-8; a sample tells its script."""
     digits = len(data) - len(data.translate(None, _DIGITS))
     if data.isascii():
         dense = tokens > _DENSE_TOKENS * len(data) and len(data) > _SAMPLE_BYTES // 16
@@ -65,4 +67,9 @@ def _script(sample: bytes) -> int:
     marked = {script: len(sample) - len(sample.translate(None, leads)) for script, leads in _LEADS.items()}
     if marked["kana"] * 4 > marked["han"]:  # Japanese mixes both
         marked["kana"] += marked["han"]
-    return _KIND[max(marked, key=lambda script: marked[script])]
+    if marked["vietnamese"] * 4 > marked["accents"]:  # and Vietnamese three of them
+        marked["vietnamese"] += marked["accents"] + marked["carons"]
+    ruling = max(marked, key=lambda script: marked[script])
+    if ruling == "accents" and sum(map(sample.count, _UMLAUTS)) * 2 > marked["accents"]:
+        ruling = "umlauts"
+    return _KIND[ruling]

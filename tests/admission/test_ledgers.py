@@ -26,13 +26,16 @@ from proxy.admission.types import (
     Request,
     Requeue,
     Segment,
+    Slice,
+    Sliceable,
+    SliceDone,
     Tick,
 )
 
 POOL = 30_000
 SHARED = tuple(Segment(bytes([i]) * 16, 600) for i in range(8))
 
-requests = st.builds(
+requests: st.SearchStrategy[dict[str, object]] = st.builds(
     dict,
     prompt_tokens=st.integers(1, 29_994) | st.integers(500, 8000),
     max_tokens=st.none() | st.integers(0, 2000),
@@ -40,12 +43,14 @@ requests = st.builds(
     tenant=st.sampled_from(["a", "b", "c"]),
     wait_limit_seconds=st.sampled_from([0.5, 30.0, 600.0]),
     ignore_eos=st.booleans(),
+    sliceable=st.booleans(),
     shared=st.integers(0, 8),
 )
 choices = st.sampled_from(
     ["arrive"] * 6
     + ["all first"] * 3
     + ["first", "progress", "finish", "finish", "gone", "requeue"]
+    + ["ids", "sliced", "sliced"]
     + ["load", "tick", "wait", "down", "up"]
 )
 
@@ -57,7 +62,7 @@ class Drive:
     controller: Controller
     now: float = 0.0
     sent: dict[str, str] = field(default_factory=dict)
-    over_budget_allowed: bool = False
+    slices: list[Slice] = field(default_factory=list)
 
     def step(self, event: Event) -> list[Action]:
         actions = self.controller.step(self.now, event)
@@ -65,6 +70,9 @@ class Drive:
             if isinstance(action, Dispatch):
                 assert action.rid not in self.sent, "sent twice"
                 self.sent[action.rid] = "prefill"
+            elif isinstance(action, Slice):
+                assert action.rid not in self.sent, "sliced after it was sent"
+                self.slices.append(action)
             elif isinstance(action, Refuse):
                 assert action.rid not in self.sent, "refused after it was sent"
         self.check(actions)
@@ -141,6 +149,12 @@ def happen(drive: Drive, choice: str, data: st.DataObject) -> None:
         used = data.draw(st.integers(0, POOL))
         drive.step(Load("p", LoadSample(drive.now, used, 0, 0, data.draw(st.integers(0, POOL)))))
         return
+    if choice == "sliced":
+        if drive.slices:
+            done = drive.slices.pop(0)
+            cached = data.draw(st.sampled_from([None, 0, done.end_tokens - 1]))
+            drive.step(SliceDone(done.rid, done.end_tokens, cached))
+        return
     if choice == "all first":
         for rid in rids:
             drive.step(FirstToken(rid))
@@ -154,6 +168,7 @@ def happen(drive: Drive, choice: str, data: st.DataObject) -> None:
         "finish": Finished(rid, 10, data.draw(st.integers(0, 5000)), completed=data.draw(st.booleans())),
         "gone": Gone(rid, reached_engine=data.draw(st.booleans())),
         "requeue": Requeue(rid),
+        "ids": Sliceable(rid, data.draw(st.none() | st.integers(1, POOL - 6))),
     }
     if choice == "requeue" and controller.jobs[rid].state is State.PREFILL:
         drive.sent.pop(rid, None)
@@ -169,8 +184,14 @@ def finish_all(drive: Drive) -> None:
         if not controller.jobs:
             break
         drive.now += 0.05
+        for done in drive.slices:
+            drive.step(SliceDone(done.rid, done.end_tokens, done.end_tokens - 1))
+        drive.slices.clear()
         for rid in sorted(controller.jobs):
-            if controller.jobs[rid].state is not State.QUEUED:
+            job = controller.jobs[rid]
+            if job.state is State.SLICING and job.ids_tokens is None:
+                drive.step(Sliceable(rid, None))
+            if rid in controller.jobs and controller.jobs[rid].state not in (State.QUEUED, State.SLICING):
                 drive.step(FirstToken(rid))
                 drive.step(Finished(rid, None, 5))
         drive.step(Tick())

@@ -18,7 +18,7 @@ def cut(text: str, most_chars: int = WINDOW_CHARS) -> list[str]:
 
 
 def count(counter: Counter, text: str) -> int:
-    return counter.window(text, utf8(text))[0]
+    return counter.window(text, utf8(text)).tokens
 
 
 @given(st.text(max_size=100), st.integers(0, 200))
@@ -93,11 +93,11 @@ def test_special_tokens_in_a_text_are_text(counter: Counter) -> None:
 def test_a_sample_stands_for_a_window_that_is_not_known(encoding: tiktoken.Encoding) -> None:
     counter = Counter(encoding, memo_entries=100)
     text = "The quick brown fox jumps over the lazy dog. " * 150
-    sampled = counter.window(text, utf8(text), sampled=True)[0]
+    sampled = counter.window(text, utf8(text), sampled=True).tokens
 
     assert counter.memo_entries == 0
     assert sampled == pytest.approx(count(counter, text), rel=0.05)
-    assert counter.window(text, utf8(text), sampled=True)[0] == count(counter, text)
+    assert counter.window(text, utf8(text), sampled=True).tokens == count(counter, text)
 
 
 def test_where_a_cut_must_cost_nothing_a_window_grows_instead() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 import orjson
 
 from proxy.tokens.chain import MOST_SEGMENTS, SEGMENT_TOKENS
+from proxy.tokens.composition import COMPONENTS, DIGITS
 from proxy.tokens.counter import Counter
 from proxy.tokens.measure import Measured, measure
 from proxy.tokens.reading import read
@@ -15,7 +16,7 @@ PARAGRAPH = "All happy families are alike; each unhappy family is unhappy in its
 def measured(counter: Counter, api: Api = Api.CHAT, *, sampled: bool = False, **body: Any) -> Measured:
     raw = orjson.dumps({"model": "m"} | body)
     shape, prompt = read(api, raw)
-    return measure(counter, shape, prompt, body_bytes=len(raw), sampled=sampled)
+    return measure(counter, shape, prompt, sampled=sampled)
 
 
 def turns(count: int) -> list[dict[str, str]]:
@@ -146,13 +147,24 @@ def test_an_estimate_from_samples_is_close_and_has_the_same_keys(counter: Counte
     assert keys(sampled)[-1] in keys(counted)
 
 
-def test_the_text_class_comes_from_all_over_the_prompt(counter: Counter) -> None:
+def test_a_prompt_is_told_apart_by_component(counter: Counter) -> None:
     messages = [
-        {"role": "system", "content": "Be brief."},
-        *[{"role": "user", "content": "敏捷的棕色狐狸" * 50}] * 20,
+        {"role": "user", "content": "敏捷的棕色狐狸" * 50},
+        {"role": "user", "content": "1234 " * 500},
     ]
+    found = measured(counter, messages=messages, tools=[{"function": {"name": "f"}}])
+    parts = dict(zip(COMPONENTS, found.composition, strict=True))
 
-    assert measured(counter, messages=messages).text_class == "han"
-    assert (
-        measured(counter, messages=turns(4), tools=[{"function": {"name": "f"}}]).text_class == "ascii+tools"
-    )
+    assert parts["overhead"] == 2 * 4 + 3
+    assert parts["tools"] > 10
+    assert parts["han"] > 200
+    assert parts["digits"] == 2_000
+    assert parts["constant"] == 1
+    assert sum(found.composition[:DIGITS]) == found.tokens
+
+
+def test_of_a_batch_each_prompt_is_one(counter: Counter) -> None:
+    found = measured(counter, Api.COMPLETIONS, prompt=["hello world", "敏捷的棕色狐狸"])
+
+    assert found.composition[-1] == 2
+    assert sum(found.composition[:DIGITS]) == found.tokens

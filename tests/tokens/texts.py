@@ -61,10 +61,6 @@ def texts(chars: int = 20_000, seed: int = 7) -> dict[str, str]:
     rnd = random.Random(seed)
     gaps = (" ", " ", " ", "\n", ". ")
     found = {name: joined(rnd, text.split(), chars, gaps) for name, text in SENTENCES.items()}
-    records = [
-        {"id": i, "name": f"item {i}", "price": rnd.random() * 100, "ok": bool(i % 2)}
-        for i in range(chars // 60)
-    ]
     start = rnd.randrange(100_000)
     return found | {
         "Chinese": "".join(rnd.choices(CHINESE, k=chars)),

@@ -88,7 +88,7 @@ def test_counts_in_windows_add_up_to_the_whole(family: str, models: dict[str, Mo
     text = "".join(rnd.choices([*CORPUS, "word ", "another word ", "中文", "x\n", "\n\n"], k=5_000))
     counter = Counter(Tokenizer(model.directory).engine, memo_entries=100, most_chars=EXACT_MOST_CHARS)
 
-    chain = Chain(counter, b"", sampled=False, sample_every=1_000)
+    chain = Chain(counter, b"", sampled=False)
     chain.text(text)
 
     assert len(text) > 100_000
