@@ -90,6 +90,8 @@ class Line:
                 return True
         if not pool.timeline.busy:
             return False
+        if pool.short_backlog_tokens:
+            return True  # the engine's own queue is for one
         # whoever comes next finds no more than about one slice in front
         depth = job.slice_sent_tokens
         ahead = max(0.0, pool.timeline.free_at(now) - now) + pool.costs.prefill_seconds(end - depth, depth)

@@ -28,6 +28,7 @@ COUNTED_BYTES = 8 * 1024 * 1024  # larger bodies (two million tokens) are estima
 MEMO_ENTRIES = 100_000  # about 20 MB
 _TOKENS_PER_BYTE = 1 / 3.5
 _DENSITY_WEIGHT = 0.02
+_DOUBTFUL = 0.10  # of an estimate: how far below it its lower bound may lie before usage is asked for
 _DENSITY_BYTES = 4_096  # the JSON around a small body's text would tell too few tokens a byte
 
 
@@ -189,6 +190,13 @@ class Sizer:
     def needs_samples(self, model: str) -> bool:
         """Whether more answers of this model are wanted before its ratios are trusted."""
         return self._calibration.samples(model) < ENOUGH_SAMPLES
+
+    def wants_usage(self, sized: Sized) -> bool:
+        """Whether the server's own count of this request would teach something: its model has answered
+        little yet, or what it is made of was hardly seen so far."""
+        if self.needs_samples(sized.shape.model):
+            return True
+        return sized.estimate is not None and sized.least_tokens < (1 - _DOUBTFUL) * sized.prompt_tokens
 
     def stats(self) -> SizerStats:
         """Where counting stands, for /admission/status."""

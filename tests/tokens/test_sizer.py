@@ -127,6 +127,16 @@ async def test_samples_are_wanted_until_two_hundred(sizer: Sizer) -> None:
     assert sizer.needs_samples("other")
 
 
+async def test_usage_is_wanted_again_for_what_was_hardly_seen(sizer: Sizer) -> None:
+    english = await sizer.size(Api.CHAT, chat(TEXT * 20))
+    for _ in range(200):
+        sizer.observe(english, english.raw_tokens)
+
+    assert not sizer.wants_usage(await sizer.size(Api.CHAT, chat(TEXT * 20)))
+    assert sizer.wants_usage(await sizer.size(Api.CHAT, chat("敏捷的棕色狐狸跳过了懒狗" * 50)))
+    assert sizer.wants_usage(await sizer.size(Api.CHAT, chat(TEXT * 20, model="other")))
+
+
 async def test_ids_are_exact_and_teach_nothing(sizer: Sizer) -> None:
     sized = await sizer.size(Api.COMPLETIONS, orjson.dumps({"model": "m", "prompt": list(range(3_000))}))
     sizer.observe(sized, 9_999)

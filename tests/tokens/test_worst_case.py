@@ -1,6 +1,5 @@
 """Bodies made to hurt: they end in bounded time, and in nothing but a size or a BadRequest."""
 
-import random
 import time
 
 import orjson
@@ -11,57 +10,16 @@ from hypothesis import strategies as st
 from proxy.tokens.reading import read
 from proxy.tokens.shape import Api, BadRequest
 from proxy.tokens.sizer import Sizer
+from tests.tokens.hostile import BODIES, REFUSED, chat
 
-SIZE = 10_000_000
 MOST_SECONDS = 20  # ten times what it takes here, for a busy machine
 
 
-def chat(text: str) -> bytes:
-    return orjson.dumps({"messages": [{"role": "user", "content": text}]})
-
-
-def worst(kind: str) -> bytes:
-    rnd = random.Random(1)
-    match kind:
-        case "one character":
-            return chat("a" * SIZE)
-        case "spaces":
-            return chat(" " * SIZE)
-        case "newlines":
-            return chat("\n" * (SIZE // 2))
-        case "digits":
-            return chat("".join(rnd.choices("0123456789", k=SIZE)))
-        case "base64":
-            return chat(
-                "".join(
-                    rnd.choices("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", k=SIZE)
-                )
-            )
-        case "emoji":
-            return chat("😀" * (SIZE // 4))
-        case "random unicode":
-            return chat("".join(map(chr, rnd.choices(range(0x20, 0xD7FF), k=SIZE // 3))))
-        case "lone surrogates":
-            return b'{"messages":[{"role":"user","content":"' + rb"\ud800" * (SIZE // 6) + b'"}]}'
-        case "messages":
-            return orjson.dumps({"messages": [{"role": "user", "content": "Hello there"}] * 100_000})
-        case "nesting":
-            return b'{"messages":' + b"[" * 10_000 + b"]" * 10_000 + b"}"
-        case "objects":
-            return b'{"messages":[' + b"{}," * (SIZE // 3) + b"{}]}"
-        case _:
-            return b'{"input_ids":[' + b"1," * (SIZE // 2) + b'1],"messages":[{"role":"user","content":""}]}'
-
-
-@pytest.mark.parametrize(
-    "kind",
-    ["one character", "spaces", "newlines", "digits", "base64", "emoji", "random unicode", "lone surrogates",
-     "messages", "nesting", "objects", "ids"],
-)  # fmt: skip
+@pytest.mark.parametrize("kind", BODIES)
 async def test_ten_megabytes_end_in_bounded_time(kind: str, sizer: Sizer) -> None:
-    body = worst(kind)
+    body = BODIES[kind]()
     start = time.perf_counter()
-    if kind in ("nesting", "objects"):
+    if kind in REFUSED:
         with pytest.raises(BadRequest):
             await sizer.size(Api.CHAT, body)
     else:
