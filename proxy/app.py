@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Mount, Route
 
 from proxy.admission.controller import Controller
-from proxy.admission.limits import Limits
+from proxy.admission.limits import Limits, Mode
 from proxy.api import state
 from proxy.api.asgi import Receive, Scope, Send
 from proxy.api.gate import Gate
@@ -20,6 +20,7 @@ from proxy.api.paths import INFERENCE, is_read
 from proxy.api.reads import Reads
 from proxy.api.replies import http_error
 from proxy.settings import Settings
+from proxy.telemetry.decision_log import DecisionLog
 from proxy.telemetry.loop_lag import watch_loop_lag
 from proxy.telemetry.metrics import Metrics
 from proxy.tokens.sizer import Sizer
@@ -32,6 +33,7 @@ logger = logging.getLogger("proxy")
 def limits_of(settings: Settings) -> Limits:
     """The core's limits, from the operator's settings."""
     return Limits(
+        mode=Mode(settings.mode),
         pool_headroom=settings.pool_headroom,
         short_prefill_tokens=settings.short_prefill_tokens,
         express_share=settings.express_share,
@@ -62,7 +64,13 @@ class App:
             max_queue_seconds=settings.max_queue_seconds,
         )
         self.backends: dict[str, Backend] = {}
-        self.gate = Gate(Controller(limits_of(settings)), self.metrics, urge=self._urge)
+        self.decisions = None
+        if settings.decision_log is not None:
+            dropped = self.metrics.decision_lines_dropped
+            self.decisions = DecisionLog(settings.decision_log, dropped=dropped)
+        self.gate = Gate(
+            Controller(limits_of(settings)), self.metrics, urge=self._urge, decisions=self.decisions
+        )
         self.client = make_client(connect_seconds=settings.connect_seconds)
         self._all = [
             Backend(
@@ -114,6 +122,8 @@ class App:
             self.gate.close()
             self.sizer.close()
             await self.client.aclose()
+            if self.decisions is not None:
+                self.decisions.close()
 
     def _urge(self, pool: str) -> None:
         self.backend_of(pool).urge()

@@ -7,11 +7,12 @@ and carries out the actions. Give it a `Tick` at `next_wakeup`, or a few times a
 
 import heapq
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from zlib import crc32
 
 from proxy.admission import refusal
 from proxy.admission.job import Job, State
-from proxy.admission.limits import QUEUE_TOKENS_POOLS, Limits
+from proxy.admission.limits import QUEUE_TOKENS_POOLS, Limits, Mode
 from proxy.admission.line import Line
 from proxy.admission.pool import Pool
 from proxy.admission.queue import Charges
@@ -113,6 +114,9 @@ class Controller:
             actions.append(self._refusal(now, job, None, reason))
             return ()
         line = self.route(job, now)
+        if self.limits.mode is not Mode.ENFORCE:
+            self._wave_through(now, job, line, actions)
+            return ()
         if line is None:
             actions.append(self._never_fits(now, job))
             return ()
@@ -126,6 +130,24 @@ class Controller:
             actions.append(self._refusal(now, job, line, Reason.QUEUE_FULL))
             return ()
         return (line,)
+
+    def _wave_through(self, now: float, job: Job, line: Line | None, actions: list[Action]) -> None:
+        """Shadow and off: it goes at once; shadow says what enforcing would have done."""
+        verdict, wait = "", 0.0
+        shadow = self.limits.mode is Mode.SHADOW
+        if line is None:
+            line = next(line for line in self.lines.values() if line.pool.up)
+            verdict = "refuse" if shadow else ""
+        job.lane = line.lane_of(job)
+        if shadow and not verdict:
+            waits = bool(line.obstacles(job, now))
+            wait = line.predicted_wait(job, now) if waits else 0.0
+            hopeless = wait > job.request.wait_limit_seconds
+            verdict = "refuse" if hopeless else "queue" if waits else "admit"
+        self.jobs[job.rid] = job
+        job.rule = self.limits.mode.value
+        line.pool.admit(job, now, line.reserve_of(job))
+        actions.append(replace(self._dispatched(job), verdict=verdict, predicted_wait_seconds=wait))
 
     def _first_token(self, now: float, event: FirstToken, _: list[Action]) -> Iterable[Line]:
         job = self.jobs.get(event.rid)

@@ -1,12 +1,22 @@
 """The operator's limits, as the core sees them. Defaults are those of the settings table."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """What the controller's word counts for."""
+
+    ENFORCE = "enforce"
+    SHADOW = "shadow"  # decide and say so, but hold and refuse nobody
+    OFF = "off"  # keep the ledgers, decide nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Shares are of the pool (K) unless said otherwise; see docs/algorithm.md for the symbols."""
 
+    mode: Mode = Mode.ENFORCE
     pool_headroom: float = 0.03  # B = (1 - headroom) K: counts are off by 2-3 % of a pool's sum
     short_prefill_tokens: int = 8192  # one chunk of SGLang's default: what blocks nobody for long
     express_share: float = 0.10  # of K, kept for shorts while longs fill the rest

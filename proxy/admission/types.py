@@ -217,7 +217,10 @@ class Dispatch:
     pool: str
     lane: Lane
     waited_seconds: float
-    rule: str  # "fit", or the backfill rule that let it pass a blocked head
+    rule: str  # "fit", or the backfill rule that let it pass a blocked head; "shadow", "off"
+    #: in shadow mode: what enforcing would have done ("admit", "queue", "refuse")
+    verdict: str = ""
+    predicted_wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,9 @@ from proxy.admission.types import (
     Tick,
     Tokenize,
 )
+from proxy.api.decisions import decision_line, end_line
 from proxy.api.slices import SlicedPrefill
+from proxy.telemetry.decision_log import DecisionLog
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.call import Observed
 
@@ -43,6 +45,7 @@ logger = logging.getLogger("proxy.gate")
 
 PROGRESS_SECONDS = 0.25  # how often running streams are looked at
 MIN_SLEEP_SECONDS = 0.001
+NOT_BACKFILLED = frozenset({"fit", "shadow", "off"})
 
 Decision = Dispatch | Refuse
 
@@ -101,6 +104,7 @@ class Gate:
         *,
         clock: Callable[[], float] = time.monotonic,
         urge: Callable[[str], None] = lambda pool: None,
+        decisions: DecisionLog | None = None,
     ) -> None:
         self.controller = controller
         self.clock = clock
@@ -109,6 +113,7 @@ class Gate:
         self.retractions: dict[str, int] = {}
         self._metrics = metrics
         self._urge = urge
+        self._decisions = decisions
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -160,7 +165,10 @@ class Gate:
             if job is not None:
                 self._metrics.reserved_minus_actual(job.reserve_tokens - produced)
         rid = ticket.request.rid
-        self._step(self.clock(), Finished(rid, prompt, produced, completed=completed))
+        now = self.clock()
+        if self._decisions is not None:
+            self._decisions.write(end_line(now, ticket, prompt, produced, completed=completed))
+        self._step(now, Finished(rid, prompt, produced, completed=completed))
 
     def leave(self, ticket: Ticket) -> None:
         """The client is gone. What was sent drains: `finish` when the engine has let go."""
@@ -256,16 +264,23 @@ class Gate:
                     self._metrics.prefill_slice()
                     ticket.sliced.send(pool, end_tokens)
                 case Dispatch():
+                    self._note(now, ticket, action)
                     self._dispatched(now, ticket, action)
                     ticket.decide(action)
                 case Refuse():
+                    self._note(now, ticket, action)
                     ticket.closed = True
                     del self._tickets[action.rid]
                     ticket.decide(action)
 
+    def _note(self, now: float, ticket: Ticket, action: Dispatch | Refuse) -> None:
+        """A line of the decision log, with all that the decision saw."""
+        if self._decisions is not None:
+            self._decisions.write(decision_line(self, now, ticket, action))
+
     def _dispatched(self, now: float, ticket: Ticket, action: Dispatch) -> None:
         ticket.dispatched_at = ticket.arrived_at + action.waited_seconds
-        if action.rule != "fit":
+        if action.rule not in NOT_BACKFILLED:
             self._metrics.backfill(action.rule)
         if ticket.predicted_wait_seconds is not None:
             error = action.waited_seconds - ticket.predicted_wait_seconds

@@ -25,7 +25,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     Raises BadRequest for what is not a JSON object, is nested more than 1,024 deep, or holds more
     than half a million objects and arrays.
     """
-    if len(body) > _MOST_CONTAINERS and body.count(b"{") + body.count(b"[") > _MOST_CONTAINERS:
+    if len(body) > 2 * _MOST_CONTAINERS and body.count(b"{") + body.count(b"[") > _MOST_CONTAINERS:
         raise BadRequest("the request body holds too many objects and arrays")
     try:
         document = orjson.loads(body)

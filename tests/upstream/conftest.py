@@ -9,8 +9,9 @@ import pytest_asyncio
 
 from proxy.backend_spec import BackendSpec
 from proxy.upstream import Backend, make_client
-from tests.upstream.fake import FakeServer
-from tests.upstream.support import Connect, Heard, eventually
+from tests.fakes import FakeServer
+from tests.upstream.support import Connect, Heard
+from tests.waiting import eventually
 
 
 @pytest.fixture

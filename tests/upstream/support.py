@@ -1,6 +1,5 @@
-"""What tests of a backend share: a listener that takes notes, calls, waiting."""
+"""What tests of a backend share: a listener that takes notes, and calls."""
 
-import asyncio
 import json
 import uuid
 from collections.abc import Awaitable, Callable
@@ -58,10 +57,3 @@ async def read_all(exchange: Exchange) -> bytes:
     """Every byte, and then the end of the exchange."""
     async with exchange:
         return b"".join([chunk async for chunk in exchange])
-
-
-async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    """Waits until the condition holds; fails the test if it does not within `seconds`."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)

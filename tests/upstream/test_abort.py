@@ -9,8 +9,9 @@ import pytest
 
 from proxy.upstream import Backend, Call, Exchange, UpstreamBroken, UpstreamUnreachable
 from proxy.upstream import abort as abort_module
-from tests.upstream.fake import DONE, FakeServer, Received, Wire, chat_body, chat_event, chat_stream
-from tests.upstream.support import Connect, call, eventually, read_all
+from tests.fakes import DONE, FakeServer, Received, Wire, chat_body, chat_event, chat_stream
+from tests.upstream.support import Connect, call, read_all
+from tests.waiting import eventually
 
 
 async def endless(fake: FakeServer, request: Received, wire: Wire) -> None:

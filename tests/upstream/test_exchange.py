@@ -14,7 +14,7 @@ from proxy.upstream import (
     UpstreamUnreachable,
     Usage,
 )
-from tests.upstream.fake import (
+from tests.fakes import (
     DONE,
     Answer,
     FakeServer,
@@ -26,7 +26,8 @@ from tests.upstream.fake import (
     event,
     usage_event,
 )
-from tests.upstream.support import CHAT, Connect, Heard, call, eventually, read_all
+from tests.upstream.support import CHAT, Connect, Heard, call, read_all
+from tests.waiting import eventually
 
 
 def streaming(chunks: list[bytes], pause_seconds: float = 0.0) -> Answer:

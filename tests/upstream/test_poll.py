@@ -9,8 +9,9 @@ import pytest
 from proxy.upstream import UpstreamUnreachable
 from proxy.upstream import poll as poll_module
 from proxy.upstream.sglang import ServerInfo
-from tests.upstream.fake import POOL, FakeServer, Received, Wire, chat_event
-from tests.upstream.support import Connect, Heard, call, eventually, read_all
+from tests.fakes import POOL, FakeServer, Received, Wire, chat_event
+from tests.upstream.support import Connect, Heard, call, read_all
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -23,7 +23,7 @@ from proxy.upstream.sse import (
     meta_usage_in,
     usage_in,
 )
-from tests.upstream.fake import DONE, chat_stream, error_event, event, usage_event
+from tests.fakes import DONE, chat_stream, error_event, event, usage_event
 
 CHAT = ROUTES["/v1/chat/completions"]
 PLAIN = b"".join(chat_stream(8))

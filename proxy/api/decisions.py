@@ -1,0 +1,98 @@
+"""What a line of the decision log holds: the decision, the request, and every signal it saw.
+
+Enough to replay another policy over it (`sglang-admission-proxy plan --trace FILE`); no text of
+any prompt. Times: `ts` is the wall clock, `at` the monotonic clock all other lines share.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from proxy.admission.line import Line
+from proxy.admission.types import Dispatch, Refuse
+
+if TYPE_CHECKING:
+    from proxy.api.gate import Gate, Ticket
+
+
+def decision_line(gate: Gate, now: float, ticket: Ticket, action: Dispatch | Refuse) -> dict[str, object]:
+    """One `dispatch` or `refuse`."""
+    request = ticket.request
+    line: dict[str, object] = {
+        "ts": time.time(),
+        "at": now,
+        "rid": request.rid,
+        "arrived_at": ticket.arrived_at,
+        "prompt_tokens": request.prompt_tokens,
+        "max_tokens": request.max_tokens,
+        "sequences": request.sequences,
+        "model": request.model,
+        "tenant": request.tenant,
+        "wait_limit_s": request.wait_limit_seconds,
+        "lane": action.lane.value,
+    }
+    if isinstance(action, Dispatch):
+        job = gate.controller.jobs.get(request.rid)
+        line |= {
+            "event": "dispatch",
+            "pool": action.pool,
+            "rule": action.rule,
+            "verdict": action.verdict or None,
+            "waited_s": action.waited_seconds,
+            "predicted_wait_s": ticket.predicted_wait_seconds or action.predicted_wait_seconds,
+            "reserve_tokens": job.reserve_tokens if job is not None else None,
+        }
+    else:
+        line |= {
+            "event": "refuse",
+            "reason": action.reason.value,
+            "waited_s": now - ticket.arrived_at,
+            "predicted_wait_s": action.predicted_wait_seconds,
+            "retry_after_s": action.retry_after_seconds,
+            "needed_tokens": action.needed_tokens,
+            "queue_position": action.queue_position,
+        }
+    line["pools"] = [_signals(gate, pool_line, now) for pool_line in gate.controller.lines.values()]
+    return line
+
+
+def end_line(
+    now: float, ticket: Ticket, prompt_tokens: int | None, completion_tokens: int, *, completed: bool
+) -> dict[str, object]:
+    """One `finish`: what the request turned out to be."""
+    return {
+        "ts": time.time(),
+        "at": now,
+        "event": "finish",
+        "rid": ticket.request.rid,
+        "completed": completed,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "dispatched_at": ticket.dispatched_at,
+        "first_token_at": ticket.first_token_at,
+    }
+
+
+def _signals(gate: Gate, line: Line, now: float) -> dict[str, object]:
+    pool = line.pool
+    sample = gate.samples.get(pool.name)
+    return {
+        "pool": pool.name,
+        "up": pool.up,
+        "K": pool.facts.pool_tokens,
+        "B": pool.budget_tokens,
+        "C": pool.committed_tokens,
+        "W": pool.backlog_tokens,
+        "E": round(pool.engine_tokens),
+        "S": pool.running_slots,
+        "R": round(pool.costs.tokens_per_second),
+        "foreign": pool.foreign_tokens,
+        "gate_closed": line.gate.closed(now),
+        "queued_shorts": len(line.shorts),
+        "queued_longs": len(line.longs),
+        "used": sample.used_tokens if sample else None,
+        "running": sample.running if sample else None,
+        "waiting": sample.waiting if sample else None,
+        "load_age_s": round(now - sample.at, 3) if sample else None,
+    }

@@ -1,0 +1,113 @@
+"""Machines, loads and a look over the controller's shoulder, for scenarios on the simulated engine."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from proxy.admission.controller import Controller
+from proxy.admission.types import Action, Event
+from proxy.simulator.jobs import EngineConfig
+from proxy.simulator.mixes import STORY_POOL_TOKENS
+from proxy.simulator.pace import PACES, Pace
+from proxy.simulator.workload import Client, Turn, Workload, fixed
+
+
+def machine(pool_tokens: int) -> EngineConfig:
+    """An H200 whose speed grows with the pool: filling it takes 20 s, whatever its size."""
+    factor = pool_tokens / STORY_POOL_TOKENS
+    h200 = PACES["h200-8b"]
+    pace = Pace(
+        h200.prefill_token_seconds / factor,
+        h200.prefill_depth_seconds / factor**2,
+        h200.decode_step_seconds,
+        h200.decode_token_seconds / factor,
+    )
+    return EngineConfig(pool_tokens=pool_tokens, pace=pace)
+
+
+def scaled(tokens: int, pool_tokens: int) -> int:
+    """What of that pool `tokens` are of the pool of the story."""
+    return round(tokens * pool_tokens / STORY_POOL_TOKENS)
+
+
+class Watched:
+    """A controller in a replay; `look(now)` is called before it hears each event."""
+
+    def __init__(self, controller: Controller, look: Callable[[float], None]) -> None:
+        self._controller = controller
+        self._look = look
+
+    def step(self, now: float, event: Event) -> Sequence[Action]:
+        self._look(now)
+        return self._controller.step(now, event)
+
+    def next_wakeup(self, now: float) -> float | None:
+        return self._controller.next_wakeup(now)
+
+
+@dataclass(slots=True)
+class HeadWait:
+    """One long request at the head of its lane."""
+
+    arrived_at: float
+    head_at: float
+    closed_at: float | None = None
+    drain_seconds: float = 0.0
+    started_at: float | None = None
+
+
+class Heads:
+    """How long each head of the long lane waited, and what it had to wait for when the gate closed."""
+
+    def __init__(self, controller: Controller, pace: Pace) -> None:
+        self._controller = controller
+        self._pace = pace
+        self.waits: dict[str, HeadWait] = {}
+
+    def look(self, now: float) -> None:
+        """Note who is the head, and whether the gate is closed, or should be."""
+        for line in self._controller.lines.values():
+            head = line.longs.head()
+            if head is None:
+                continue
+            wait = self.waits.setdefault(head.rid, HeadWait(head.arrived_at, now))
+            old = now > wait.arrived_at + line.pool.limits.max_bypass_seconds
+            if wait.closed_at is None and (old or line.gate.closed(now)):
+                wait.closed_at = now
+                wait.drain_seconds = self._drain_seconds(line.pool.name)
+
+    def _drain_seconds(self, pool_name: str) -> float:
+        """D: all prefill that was sent, then the longest remaining output, at the engine's own pace."""
+        pool = self._controller.lines[pool_name].pool
+        prefill = sum(
+            self._pace.prefill(job.uncached_tokens, job.request.prompt_tokens - job.uncached_tokens)
+            for job in pool.jobs.values()
+            if not job.prefill_done
+        )
+        step = self._pace.decode(pool.facts.pool_tokens, len(pool.jobs))
+        return prefill + step * max((job.remaining_tokens() for job in pool.jobs.values()), default=0)
+
+
+def steady(
+    kind: str,
+    each_seconds: float,
+    until: float,
+    prompt_tokens: int,
+    output_tokens: int,
+    *,
+    seed: int,
+    starts_at: float = 0.0,
+    tenant: str = "default",
+    wait_limit_seconds: float = 600.0,
+) -> Workload:
+    """One request every `each_seconds`, give or take a fifth."""
+    rng = random.Random(f"{kind} {seed}")
+    clients: list[Client] = []
+    at = starts_at + each_seconds * rng.random()
+    while at < until:
+        name = f"{kind} {seed} {len(clients)}"
+        ask = fixed(kind, name, prompt_tokens, output_tokens)
+        ask = replace(ask, tenant=tenant, wait_limit_seconds=wait_limit_seconds)
+        clients.append(Client(name, (Turn(ask),), at))
+        at += each_seconds * rng.uniform(0.8, 1.2)
+    return Workload(kind, tuple(clients))
