@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -57,7 +58,11 @@ class App:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.sizer = Sizer()
+        template = settings.chat_template
+        self.sizer = Sizer(
+            tokenizer_path=settings.tokenizer_path,
+            chat_template=None if template is None else Path(template),
+        )
         self.metrics = Metrics(
             lambda: state.snapshot(self.gate),
             mode=settings.mode,

@@ -31,7 +31,8 @@ class _Server(uvicorn.Server):
         raise AssertionError("signals are handled by serve()")
 
 
-def _server(app: Any, host: str, port: int) -> _Server:
+def make_server(app: Any, host: str, port: int) -> _Server:
+    """A server for `app` as `serve` uses it, not started; port 0 picks a free one."""
     config = uvicorn.Config(
         app,
         host=host,
@@ -59,9 +60,9 @@ async def serve(settings: Settings) -> None:
     finish within PROXY_DRAIN_SECONDS. A second SIGINT leaves at once.
     """
     app = App(settings)
-    servers = [_server(app, settings.host, settings.port)]
+    servers = [make_server(app, settings.host, settings.port)]
     if app.admin is not None and settings.admin_address is not None:
-        servers.append(_server(app.admin, *settings.admin_address))
+        servers.append(make_server(app.admin, *settings.admin_address))
     leaving = asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -10,6 +10,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 
 from proxy.admission.types import Dispatch, Lane, Reason, Refuse, Request
 from proxy.api import answers
@@ -171,7 +172,13 @@ class _Flow:
         self.phase = Phase.QUEUED
         request, sliced = self._request(sized), None
         if request.sliceable:
-            sliced = SlicedPrefill(self.rid, body, self.handler.gate, self.handler.backend_of)
+            sliced = SlicedPrefill(
+                self.rid,
+                body,
+                self.handler.gate,
+                self.handler.backend_of,
+                partial(self.handler.sizer.ids, self.api),
+            )
         ticket = self.ticket = self.handler.gate.submit(request, sliced)
         while True:
             decision = await ticket.decided()

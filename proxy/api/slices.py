@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Protocol
 
 from proxy.upstream.backend import Backend
@@ -25,19 +25,29 @@ class SlicedPrefill:
     """Ids and slices of one request. Its tasks end by themselves."""
 
     def __init__(
-        self, rid: str, body: bytes, listener: Listener, backend_of: Callable[[str], Backend]
+        self,
+        rid: str,
+        body: bytes,
+        listener: Listener,
+        backend_of: Callable[[str], Backend],
+        count_here: Callable[[bytes], Awaitable[list[int] | None]],
     ) -> None:
         self._rid = rid
         self._body = body
         self._listener = listener
+        self._count_here = count_here
         self._backend_of = backend_of
         self._ids: PromptIds | None = None
+        self.by_server = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def ids(self) -> bytes | None:
-        """All ids of the prompt, comma-separated, once they are here."""
-        return None if self._ids is None else self._ids.first(len(self._ids))
+        """All ids of the prompt, comma-separated, where the server itself has made them.
+
+        Ids made here key the cache as well, but are never sent in place of the client's text.
+        """
+        return self._ids.first(len(self._ids)) if self._ids is not None and self.by_server else None
 
     def tokenize(self, pool: str) -> None:
         """Get the ids: the request's turn is near."""
@@ -61,7 +71,10 @@ class SlicedPrefill:
         ids = None
         try:
             if self._body:
-                ids = self._ids = await fetch_ids(self._backend_of(pool).link, self._body)
+                here = await self._count_here(self._body)
+                ids = await fetch_ids(self._backend_of(pool).link, self._body) if here is None else None
+                ids = self._ids = PromptIds.of(here) if here is not None else ids
+                self.by_server = here is None
         finally:
             self._listener.sliceable(self._rid, None if ids is None else len(ids))
 

@@ -81,7 +81,9 @@ def workload_of(texts: Sequence[str], *, seconds: float, seed: int) -> Workload:
     whole: Workload | None = None
     for number, text in enumerate(texts):
         made = BUILT_IN.get(text)
-        part = made(seed) if made else _made(parse_part(text), seconds, random.Random(f"{text} {number} {seed}"))
+        part = (
+            made(seed) if made else _made(parse_part(text), seconds, random.Random(f"{text} {number} {seed}"))
+        )
         whole = part if whole is None else whole + part
     if whole is None:
         raise MixError("no traffic is described")
@@ -235,7 +237,7 @@ def _ask(part: Part, key: str, said: tuple[tuple[str, int], ...], rng: random.Ra
     drawn = part.output.length.draw(rng)
     own = part.grow_tokens if said and part.grow_tokens else part.prompt.draw(rng)
     if part.output.by_itself:
-        drawn = max(1, round(drawn * rng.lognormvariate(-_SPREAD**2 / 2, _SPREAD)))
+        drawn = max(1, round(drawn * rng.lognormvariate(-(_SPREAD**2) / 2, _SPREAD)))
         drawn = min(drawn, part.output.max_tokens or drawn)
     return Ask(
         part.name,

@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from proxy.tokens.breath import breathe
 from proxy.tokens.shape import BadRequest
 
 # A backslash and what it escapes: a surrogate pair, a lone surrogate, or anything else.
@@ -40,7 +41,9 @@ def _second_try(body: bytes, error: orjson.JSONDecodeError) -> Any:
     if _SURROGATE.search(body) is None:
         raise _not_json(error)
     repaired = bytearray(body)
-    for escape in _ESCAPE.finditer(body):
+    for count, escape in enumerate(_ESCAPE.finditer(body)):
+        if count % 1_024 == 0:
+            breathe()
         if escape[1]:
             repaired[escape.start() + 2 : escape.end()] = b"fffd"
     try:

@@ -8,6 +8,7 @@ from array import array
 from hashlib import blake2b
 from typing import NamedTuple
 
+from proxy.tokens.breath import breathe
 from proxy.tokens.composition import COMPONENTS, DIGITS, MEDIA, OVERHEAD
 from proxy.tokens.counter import Counter, utf8, windows
 
@@ -64,6 +65,7 @@ class Chain:
             self.close()
 
     def _window(self, text: str, component: int | None) -> None:
+        breathe()
         data = utf8(text)
         tokens, kind, key = self._counter.window(text, data, sampled=self._sampled)
         self._hash.update(b"%d:" % len(data) + data if key is None else key)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from proxy.tokens import fields
+from proxy.tokens.breath import breathe
 from proxy.tokens.content import MESSAGE_TOKENS, add_content, add_tool_call, dumped
 from proxy.tokens.media import MediaRules
 from proxy.tokens.prompts import cache_scope, largest_id, media_count, media_tokens
@@ -100,6 +101,7 @@ def _last_user(messages: list[Any]) -> int:
 
 
 def _message(message: object, index: int, rules: MediaRules, in_last_turn: bool) -> Unit:
+    breathe()
     if not isinstance(message, dict):
         raise fields.wrong_type(message, "an object", f"messages[{index}]")
     role = message.get("role")

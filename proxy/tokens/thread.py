@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
+from proxy.tokens.breath import start_breathing
+
 Result = TypeVar("Result")
 
 
@@ -43,6 +45,7 @@ class CountingThread:
 
 
 def _undisturbed(job: Callable[[], Result]) -> Result:
+    start_breathing()
     with _collector_paused():
         return job()
 

@@ -34,6 +34,11 @@ class PromptIds:
         self._ends = array("I", accumulate(len(piece) + 1 for piece in pieces))
         self._text = text
 
+    @classmethod
+    def of(cls, ids: list[int]) -> "PromptIds":
+        """From ids that were made here."""
+        return cls(b",".join(b"%d" % token for token in ids))
+
     def __len__(self) -> int:
         return len(self._ends)
 

@@ -5,11 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from proxy.admission.controller import Controller
+from proxy.admission.pool import Pool
 from proxy.admission.types import Action, Event
 from proxy.simulator.jobs import EngineConfig
 from proxy.simulator.mixes import STORY_POOL_TOKENS
 from proxy.simulator.pace import PACES, Pace
 from proxy.simulator.workload import Client, Turn, Workload, fixed
+
+TICK_SECONDS = 0.25
 
 
 def machine(pool_tokens: int) -> EngineConfig:
@@ -31,14 +34,15 @@ def scaled(tokens: int, pool_tokens: int) -> int:
 
 
 class Watched:
-    """A controller in a replay; `look(now)` is called before it hears each event."""
+    """A controller in a replay; every `look` is told the time before the controller hears an event."""
 
-    def __init__(self, controller: Controller, look: Callable[[float], None]) -> None:
+    def __init__(self, controller: Controller, *looks: Callable[[float], None]) -> None:
         self._controller = controller
-        self._look = look
+        self._looks = looks
 
     def step(self, now: float, event: Event) -> Sequence[Action]:
-        self._look(now)
+        for look in self._looks:
+            look(now)
         return self._controller.step(now, event)
 
     def next_wakeup(self, now: float) -> float | None:
@@ -47,17 +51,25 @@ class Watched:
 
 @dataclass(slots=True)
 class HeadWait:
-    """One long request at the head of its lane."""
+    """One long request at the head of its lane, and what it had to wait for when the gate closed."""
 
     arrived_at: float
     head_at: float
     closed_at: float | None = None
-    drain_seconds: float = 0.0
-    started_at: float | None = None
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    def latest_start(self, max_bypass_seconds: float, *, slowdown: float = 1.0) -> float:
+        """A + D after it arrived, or D after it became the head, when it was older than A by then.
+
+        `slowdown` is how much longer the prefills under way take than alone.
+        """
+        drain_seconds = self.prefill_seconds * slowdown + self.decode_seconds
+        return max(self.arrived_at + max_bypass_seconds, self.head_at) + drain_seconds + TICK_SECONDS
 
 
 class Heads:
-    """How long each head of the long lane waited, and what it had to wait for when the gate closed."""
+    """Follows the heads of the long lanes through a replay."""
 
     def __init__(self, controller: Controller, pace: Pace) -> None:
         self._controller = controller
@@ -65,7 +77,7 @@ class Heads:
         self.waits: dict[str, HeadWait] = {}
 
     def look(self, now: float) -> None:
-        """Note who is the head, and whether the gate is closed, or should be."""
+        """Note who is the head, and whether the gate is closed for it, or should be."""
         for line in self._controller.lines.values():
             head = line.longs.head()
             if head is None:
@@ -74,18 +86,18 @@ class Heads:
             old = now > wait.arrived_at + line.pool.limits.max_bypass_seconds
             if wait.closed_at is None and (old or line.gate.closed(now)):
                 wait.closed_at = now
-                wait.drain_seconds = self._drain_seconds(line.pool.name)
+                self._measure(wait, line.pool)
 
-    def _drain_seconds(self, pool_name: str) -> float:
-        """D: all prefill that was sent, then the longest remaining output, at the engine's own pace."""
-        pool = self._controller.lines[pool_name].pool
-        prefill = sum(
+    def _measure(self, wait: HeadWait, pool: Pool) -> None:
+        """D: all prefill that has begun, then the longest remaining output, at the engine's own pace."""
+        jobs = list(pool.jobs.values())
+        wait.prefill_seconds = sum(
             self._pace.prefill(job.uncached_tokens, job.request.prompt_tokens - job.uncached_tokens)
-            for job in pool.jobs.values()
+            for job in jobs
             if not job.prefill_done
         )
-        step = self._pace.decode(pool.facts.pool_tokens, len(pool.jobs))
-        return prefill + step * max((job.remaining_tokens() for job in pool.jobs.values()), default=0)
+        step_seconds = self._pace.decode(pool.facts.pool_tokens, len(jobs))
+        wait.decode_seconds = step_seconds * max((job.remaining_tokens() for job in jobs), default=0)
 
 
 def steady(

@@ -11,6 +11,7 @@ from jinja2 import ext, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from proxy.tokens.breath import breathe
 from proxy.tokens.exact.tokenizer import content_of, read_json
 
 _SPECIALS = (
@@ -92,7 +93,11 @@ class ChatTemplate:
         """The prompt with the opening of the reply. Raises TemplateFailed."""
         variables = self._specials | {"documents": None, "add_generation_prompt": True} | options
         try:
-            return self._template.render(messages=messages, tools=tools, **variables)
+            chunks = []
+            for chunk in self._template.generate(messages=messages, tools=tools, **variables):
+                chunks.append(chunk)
+                breathe()
+            return "".join(chunks)
         except Exception as error:  # noqa: BLE001 a template can raise whatever Python can
             raise TemplateFailed(f"{type(error).__name__}: {error}") from None
 
