@@ -13,11 +13,12 @@ from starlette.routing import Mount, Route
 from proxy.admission.controller import Controller
 from proxy.admission.limits import Limits, Mode
 from proxy.api import state
-from proxy.api.asgi import Receive, Scope, Send
+from proxy.api.answers import wrong_method
+from proxy.api.asgi import Receive, Scope, Send, answer
 from proxy.api.gate import Gate
 from proxy.api.inference import Handler
 from proxy.api.own import Own
-from proxy.api.paths import INFERENCE, is_read
+from proxy.api.paths import INFERENCE, family_of, is_read, methods_of
 from proxy.api.reads import Reads
 from proxy.api.replies import http_error
 from proxy.settings import Settings
@@ -39,6 +40,7 @@ def limits_of(settings: Settings) -> Limits:
         short_prefill_tokens=settings.short_prefill_tokens,
         express_share=settings.express_share,
         max_long_prefills=settings.max_long_prefills,
+        session_hold_seconds=settings.session_hold_seconds,
         slice_seconds=settings.prefill_slice_seconds,
         slice_max_tokens=settings.prefill_slice_max_tokens,
         max_long_contexts=settings.max_long_contexts,
@@ -68,7 +70,6 @@ class App:
             mode=settings.mode,
             max_queue_seconds=settings.max_queue_seconds,
         )
-        self.backends: dict[str, Backend] = {}
         self.decisions = None
         if settings.decision_log is not None:
             dropped = self.metrics.decision_lines_dropped
@@ -77,8 +78,8 @@ class App:
             Controller(limits_of(settings)), self.metrics, urge=self._urge, decisions=self.decisions
         )
         self.client = make_client(connect_seconds=settings.connect_seconds)
-        self._all = [
-            Backend(
+        self.backends = {
+            spec.name: Backend(
                 spec,
                 listener=self.gate,
                 client=self.client,
@@ -87,7 +88,7 @@ class App:
                 stall_seconds=settings.stall_seconds,
             )
             for spec in settings.backend_specs()
-        ]
+        }
         own = Own(settings, self.gate, self.sizer, self.metrics)
         apart = settings.admin_address is not None
         self._inference = Handler(settings, self.sizer, self.gate, self.backend_of, self.metrics)
@@ -97,7 +98,7 @@ class App:
 
     def backend_of(self, pool: str) -> Backend:
         """The backend that a pool belongs to."""
-        return next(backend for backend in self._all if pool in backend.pools)
+        return self.backends[pool.partition("/")[0]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -109,6 +110,10 @@ class App:
             if is_read(scope["method"], path):
                 await self._reads.serve(scope, receive, send)
                 return
+            if allowed := methods_of(path):
+                reply = wrong_method(family_of(path), scope["method"], path, allowed)
+                await answer(send, reply)
+                return
         await self._rest(scope, receive, send)
 
     @contextlib.asynccontextmanager
@@ -116,23 +121,30 @@ class App:
         """Backends are watched and the counter is loaded inside; all is closed on the way out."""
         lag = asyncio.create_task(watch_loop_lag(self.metrics.loop_lag))
         try:
-            for backend in self._all:
+            for backend in self.backends.values():
                 await backend.start()
             await self.sizer.load()
             yield
         finally:
-            lag.cancel()
-            for backend in self._all:
-                await backend.close()
+            await self.abort_running()
+            await self._inference.close()
             self.gate.close()
             self.sizer.close()
             await self.client.aclose()
+            lag.cancel()
+            await asyncio.wait({lag})
             if self.decisions is not None:
                 self.decisions.close()
+
+    async def abort_running(self) -> None:
+        """Ends all requests at the servers, within seconds; their clients are told. Nothing more is sent."""
+        await asyncio.gather(*(backend.close() for backend in self.backends.values()))
 
     def _urge(self, pool: str) -> None:
         self.backend_of(pool).urge()
 
 
 def _router(routes: list[Route]) -> Starlette:
-    return Starlette(routes=list[Route | Mount](routes), exception_handlers={HTTPException: http_error})
+    app = Starlette(routes=list[Route | Mount](routes), exception_handlers={HTTPException: http_error})
+    app.router.redirect_slashes = False  # it would send clients to wherever their Host header says
+    return app

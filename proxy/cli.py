@@ -1,4 +1,4 @@
-"""The command line: `sglang-admission-proxy serve`, `simulator`, `demo`."""
+"""The command line: `sglang-admission-proxy serve`, `simulator`, `demo`, `doctor`, `plan`."""
 
 import argparse
 import asyncio
@@ -48,6 +48,10 @@ def _parser(argv: Sequence[str] | None) -> argparse.ArgumentParser:
     demo = commands.add_parser(
         "demo", help="replay the 186,624-token story, directly and through the proxy, side by side"
     )
+    doctor = commands.add_parser(
+        "doctor", help="ask the servers what they are, what is missing there, and which settings suit them"
+    )
+    plan = commands.add_parser("plan", help="replay traffic in virtual time against given limits")
     chosen = next((word for word in (sys.argv[1:] if argv is None else argv) if word[0] != "-"), "")
     if chosen == "simulator":
         from proxy.simulator import cli_options
@@ -59,6 +63,16 @@ def _parser(argv: Sequence[str] | None) -> argparse.ArgumentParser:
 
         play.add_arguments(demo)
         demo.set_defaults(run=play.main)
+    elif chosen == "doctor":
+        from proxy.doctor import command as examine
+
+        examine.add_arguments(doctor)
+        doctor.set_defaults(run=examine.main)
+    elif chosen == "plan":
+        from proxy.plan import command as planning
+
+        planning.add_arguments(plan)
+        plan.set_defaults(run=planning.main)
     return parser
 
 

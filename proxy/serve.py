@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
+from proxy.api.connection import BoundedProtocol
 from proxy.app import App
 from proxy.settings import Settings
 
@@ -30,6 +32,14 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         raise AssertionError("signals are handled by serve()")
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        logger.info("listening on %s", ", ".join(f"http://{host}:{port}" for host, port in self.addresses()))
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where it listens, once it has started: a port of 0 has become a real one."""
+        return [sock.getsockname()[:2] for server in self.servers for sock in server.sockets]
+
 
 def make_server(app: Any, host: str, port: int) -> _Server:
     """A server for `app` as `serve` uses it, not started; port 0 picks a free one."""
@@ -38,7 +48,7 @@ def make_server(app: Any, host: str, port: int) -> _Server:
         host=host,
         port=port,
         loop="auto",
-        http="auto",
+        http=BoundedProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -57,7 +67,7 @@ async def serve(settings: Settings) -> None:
     """Run the proxy until a signal ends it.
 
     SIGTERM and the first SIGINT: the queued are refused, new requests get 503, running ones
-    finish within PROXY_DRAIN_SECONDS. A second SIGINT leaves at once.
+    finish within PROXY_DRAIN_SECONDS; what is left then is aborted. A second signal leaves at once.
     """
     app = App(settings)
     servers = [make_server(app, settings.host, settings.port)]
@@ -77,7 +87,6 @@ async def serve(settings: Settings) -> None:
     async with app.running():
         running = [asyncio.create_task(server.serve()) for server in servers]
         waiting = asyncio.create_task(leaving.wait())
-        logger.info("listening on http://%s:%d", settings.host, settings.port)
         await asyncio.wait([*running, waiting], return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
             await _drain(app, servers, settings.drain_seconds)
@@ -98,3 +107,4 @@ async def _drain(app: App, servers: list[_Server], seconds: float) -> None:
         await asyncio.sleep(LEAVE_POLL_SECONDS)
     if app.gate.open_tickets:
         logger.warning("%d requests are cut off after %.0f s", app.gate.open_tickets, seconds)
+        await app.abort_running()

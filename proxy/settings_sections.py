@@ -324,7 +324,6 @@ SECTIONS: tuple[type[BaseModel], ...] = (
 # Accepted and checked, but without effect in this version: said in --help, in the docs and at start.
 PENDING = frozenset(
     {
-        "session_hold_seconds",
         "long_tier_tokens",
         "api_keys_file",
     }

@@ -90,7 +90,7 @@ async def proxy_before(
             listeners.append(make_server(app.admin, "127.0.0.1", 0))
         tasks = [asyncio.create_task(listener.serve()) for listener in listeners]
         await eventually(lambda: all(listener.started for listener in listeners))
-        ports = [listener.servers[0].sockets[0].getsockname()[1] for listener in listeners]
+        ports = [listener.addresses()[0][1] for listener in listeners]
         running = Running(app, ports[0], ports[-1])
         try:
             if wait:

@@ -17,6 +17,15 @@ from proxy.admission.line import Line
 from proxy.admission.pool import Pool
 from proxy.admission.queue import Charges
 from proxy.admission.reservation import Reservation
+from proxy.admission.residency import (
+    HOLD_THINKS,
+    MAX_HELD_SHARE,
+    MIN_HOLD_TOKENS,
+    QUANTUM_PREFILLS,
+    QUANTUM_SECONDS,
+    Conversations,
+    Hold,
+)
 from proxy.admission.sensor import Sensor
 from proxy.admission.types import (
     Action,
@@ -54,6 +63,7 @@ class Controller:
         self.limits = limits or Limits()
         self.reservation = Reservation(self.limits.output_reserve_quantile, self.limits.output_reserve_cap)
         self.charges = Charges()
+        self.conversations = Conversations()
         self.jobs: dict[str, Job] = {}
         self.lines: dict[str, Line] = {}
         self.draining = False
@@ -120,6 +130,7 @@ class Controller:
         if line is None:
             actions.append(self._never_fits(now, job))
             return ()
+        job.conversation = self.conversations.arrived(job.request, now)
         job.lane = line.lane_of(job)
         if not job.long:
             line.pool.slicing.short_seen(now)
@@ -205,9 +216,39 @@ class Controller:
         if job.state is State.QUEUED:
             self._forget(job)
             return ()
-        if event.completed and event.completion_tokens is not None and job.state is not State.DRAINING:
-            self.reservation.learn(job.request, event.completion_tokens)
+        if event.completed and job.state is not State.DRAINING:
+            if event.completion_tokens is not None:
+                self.reservation.learn(job.request, event.completion_tokens)
+            self._hold(now, job)
         return self._release(now, job)
+
+    def _hold(self, now: float, job: Job) -> None:
+        """Keep the context for the next turn, if one is to be expected and nobody is wronged."""
+        talk, most = job.conversation, self.limits.session_hold_seconds
+        if talk is None or most <= 0 or not job.prefill_done:
+            return
+        line = self.lines[job.pool]
+        pool, segments = line.pool, job.request.segments
+        tokens = sum(segment.tokens for segment in segments)
+        self.conversations.continues(talk, job.request)
+        if talk.pool != pool.name or talk.tokens == 0:
+            talk.resident_since = job.dispatched_at
+        talk.pool, talk.tokens = pool.name, tokens
+        quantum = max(QUANTUM_SECONDS, QUANTUM_PREFILLS * pool.costs.prefill_seconds(tokens))
+        served = len(line.longs) > 0 and now - talk.resident_since > quantum
+        expected = talk.explicit or talk.turns >= 2
+        room = pool.held_tokens + tokens <= MAX_HELD_SHARE * pool.budget_tokens
+        if not expected or served or not room or tokens < MIN_HOLD_TOKENS or talk.running > 1:
+            talk.tokens = 0
+            return
+        until = now + min(most, HOLD_THINKS * talk.think_seconds)
+        pool.hold(Hold(talk, segments, tokens, now, until))
+
+    def _unhold(self, job: Job) -> None:
+        """Its next turn has taken its place: the hold has become its charge."""
+        for line in self.lines.values():
+            for hold in [h for h in line.pool.holds if h.conversation is job.conversation]:
+                line.pool.drop_hold(hold)
 
     def _gone(self, now: float, event: Gone, _: list[Action]) -> Iterable[Line]:
         job = self.jobs.get(event.rid)
@@ -325,6 +366,9 @@ class Controller:
         line.pool.release(job)
         del self.jobs[job.rid]
         self._draining.pop(job.rid, None)
+        if job.conversation is not None:
+            job.conversation.running -= 1
+            job.conversation.ended_at = now
         token_seconds = held * (now - job.dispatched_at) - job.charged_token_seconds
         self.charges.charge(job.request.tenant, token_seconds, job.request.weight)
         self._sensors[job.pool].released(now, held)
@@ -353,6 +397,8 @@ class Controller:
             sliced = pool.slicing.applies(job, pool.uncached_tokens(job), pool.facts, now)
             job.rule = str(rule)
             pool.admit(job, now, reserve, sliced=sliced)
+            if job.conversation is not None:
+                self._unhold(job)
             self._charge_ahead(pool, job)
             if not sliced:
                 actions.append(self._dispatched(job))
@@ -388,6 +434,10 @@ class Controller:
         self.charges.charge(job.request.tenant, job.charged_token_seconds, job.request.weight)
 
     def _expire(self, now: float, actions: list[Action]) -> None:
+        for held in self.lines.values():
+            for hold in [hold for hold in held.pool.holds if hold.until <= now]:
+                hold.conversation.tokens = 0
+                held.pool.drop_hold(hold)
         while self._deadlines and self._deadlines[0][0] <= now:
             _, rid = heapq.heappop(self._deadlines)
             job = self.jobs.get(rid)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from proxy.admission.residency import Conversation
 from proxy.admission.types import Lane, Request
 
 ENGINE_CLIP_TOKENS = 4096  # CLIP_MAX_NEW_TOKENS: what SGLang's scheduler counts of a future output
@@ -31,6 +32,7 @@ class Job:
     dispatched_at: float = 0.0
     first_token_at: float = 0.0
     drain_until: float = 0.0
+    conversation: Conversation | None = None
     requeues: int = 0
     rule: str = "fit"
     # sliced prefill, in tokens from the start of the prompt

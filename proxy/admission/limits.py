@@ -23,6 +23,7 @@ class Limits:
     max_long_prefills: int = 1  # two would halve each other's speed and double the wait behind them
     slice_seconds: float = 0.25  # 0: prompts go whole
     slice_max_tokens: int | None = None  # None: the server's chunk
+    session_hold_seconds: float = 10.0  # longest hold of an idle conversation's context; 0: none
     max_long_contexts: int | None = None
     max_prompt_tokens: int | None = None
     max_bypass_seconds: float = 15.0  # A: how long a blocked long head may be passed for free

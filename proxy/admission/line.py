@@ -57,10 +57,16 @@ class Line:
     # --- classification ------------------------------------------------------------------------
 
     def lane_of(self, job: Job) -> Lane:
-        """By what the job would cost here: its uncached prompt, then its whole need."""
-        if self.pool.uncached_tokens(job) <= self._limits.short_prefill_tokens:
-            return Lane.SHORT
+        """By what the job would cost here: its uncached prompt, then its whole need.
+
+        A short prefill that needs more room than shorts have queues with the longs: first fit
+        would pass it for ever.
+        """
         need = self.pool.need_tokens(job, self.reserve_of(job))
+        short_room = max(self._limits.short_prefill_tokens, self.pool.express_tokens)
+        cheap = self.pool.uncached_tokens(job) <= self._limits.short_prefill_tokens
+        if cheap and self.pool.private_tokens(job) <= short_room:
+            return Lane.SHORT
         return Lane.GIANT if self.pool.is_giant(need) else Lane.LONG
 
     def reserve_of(self, job: Job) -> int:
@@ -128,6 +134,8 @@ class Line:
                 return None  # one chunk's worth at a time; the rest stays where it can be ordered
             reserve = self.reserve_of(job)
             if not pool.fits(job, reserve):
+                if self._dropped_hold(job, now):
+                    return self._next_short(now, head)
                 continue
             rule = self._rule(job, reserve, head, now)
             if rule is not None:
@@ -138,10 +146,13 @@ class Line:
         if head is None or not self._may_hold_another_long():
             return None
         pool = self.pool
-        if pool.sliced is not None or not self._open_for_long(head, now):
+        cheap = pool.uncached_tokens(head) <= self._limits.short_prefill_tokens
+        if not cheap and (pool.sliced is not None or not self._open_for_long(head, now)):
             return None
         if pool.fits(head, self.reserve_of(head)):
             return head, Rule.FIT
+        if self._dropped_hold(head, now):
+            return self._next_long(now, head)
         for job in islice(self.longs.in_order(), SCAN_LONGS):
             if job is head:
                 continue
@@ -167,6 +178,19 @@ class Line:
         else:
             ahead = pool.timeline.tokenize_seconds(job)
         return pool.timeline.open_for_long(ahead, now, most=self._limits.max_long_prefills)
+
+    def _dropped_hold(self, job: Job, now: float) -> bool:
+        """Let the hold fall that has stood longest, if one is due and gone would help `job`."""
+        pool = self.pool
+        need = pool.need_tokens(job, self.reserve_of(job))
+        if not pool.holds or pool.effective_tokens + need <= pool.budget_tokens:
+            return False
+        patience = self._limits.max_bypass_seconds if job.long else 0.0
+        due = [hold for hold in pool.holds if hold.falls_at(patience) <= now]
+        if not due:
+            return False
+        pool.drop_hold(min(due, key=lambda hold: hold.since))
+        return True
 
     def _may_hold_another_long(self) -> bool:
         most = self._limits.max_long_contexts
@@ -236,4 +260,7 @@ class Line:
             times.append(pool.timeline.wakeup(0.0, now))
             old_at = head.arrived_at + self._limits.max_bypass_seconds
             times.append(old_at if old_at > now else None)
+            patience = self._limits.max_bypass_seconds
+            times.extend(at for hold in pool.holds if (at := hold.falls_at(patience)) > now)
+        times.extend(hold.until for hold in pool.holds)
         return min((at for at in times if at is not None), default=None)

@@ -16,6 +16,7 @@ from proxy.admission.costs import CostModel
 from proxy.admission.job import ENGINE_CLIP_TOKENS, Job, State
 from proxy.admission.limits import Limits
 from proxy.admission.prefix import PrefixLedger
+from proxy.admission.residency import Hold, IdleCache
 from proxy.admission.slicing import Slicing
 from proxy.admission.timeline import PrefillTimeline
 from proxy.admission.types import Lane, PoolFacts
@@ -35,6 +36,8 @@ class Pool:
         self.limits = limits
         self.costs = CostModel()
         self.prefix = PrefixLedger()
+        self.idle = IdleCache()
+        self.holds: list[Hold] = []
         self.timeline = PrefillTimeline(self.costs, limits)
         self.slicing = Slicing(self.costs, limits)
         self.sliced: Job | None = None  # the job whose prompt goes in slices now
@@ -63,6 +66,9 @@ class Pool:
         self.facts = facts
         self.up = True
         self.foreign_tokens = 0
+        self.idle.clear()
+        while self.holds:
+            self.drop_hold(self.holds[0])
         self.engine_ratio = min(1.0, ENGINE_RATIO_START * facts.conservativeness)
         self.version += 1
 
@@ -80,8 +86,13 @@ class Pool:
 
     @property
     def effective_tokens(self) -> int:
-        """C and what traffic that bypasses the proxy holds."""
-        return self.committed_tokens + self.foreign_tokens
+        """C, what is held between turns, and what traffic that bypasses the proxy occupies."""
+        return self.committed_tokens + self.prefix.held_tokens + self.foreign_tokens
+
+    @property
+    def held_tokens(self) -> int:
+        """Contexts kept for the next turn of their conversation; not in C."""
+        return self.prefix.held_tokens
 
     @property
     def short_tokens(self) -> int:
@@ -97,8 +108,11 @@ class Pool:
 
     @property
     def engine_tokens(self) -> float:
-        """E: residents in full, and the engine's own count of their future output."""
-        return self.prefix.charged_tokens + self._tail_tokens + self._engine_tokens
+        """E: residents in full, and the engine's own count of their future output.
+
+        Held contexts are evictable to the engine; counting them keeps it from evicting them.
+        """
+        return self.prefix.held_tokens + self.prefix.charged_tokens + self._tail_tokens + self._engine_tokens
 
     @property
     def used_tokens(self) -> int:
@@ -141,13 +155,23 @@ class Pool:
     # --- what a job costs ---------------------------------------------------------------------
 
     def uncached_tokens(self, job: Job) -> int:
-        ready = self.prefix.ready_tokens(job.request.segments)
+        """Prompt tokens the engine will have to prefill, as far as is known."""
+        segments = job.request.segments
+        if not segments:
+            return max(1, min(job.prompt_tokens, self.max_prompt_tokens))
+        count, ready = self.prefix.ready(segments)
+        idle = self.idle.known_tokens(segments[count:]) if len(self.idle) else 0
+        return max(1, min(job.prompt_tokens, self.max_prompt_tokens) - ready - idle)
+
+    def private_tokens(self, job: Job) -> int:
+        """Prompt tokens that nobody pays for or holds yet: what becomes resident with the job."""
+        _, ready = self.prefix.ready(job.request.segments)
         return max(1, min(job.prompt_tokens, self.max_prompt_tokens) - ready)
 
     def need_tokens(self, job: Job, reserve_tokens: int) -> int:
         """What C would grow by: its reserve gives way where prompt and reserve are over B."""
-        uncached = self.uncached_tokens(job)
-        return min(uncached + reserve_tokens, max(self.budget_tokens, uncached))
+        private = self.private_tokens(job)
+        return min(private + reserve_tokens, max(self.budget_tokens, private))
 
     def is_giant(self, need_tokens: int) -> bool:
         """More than is ever left beside the express share."""
@@ -169,7 +193,7 @@ class Pool:
 
     def fits(self, job: Job, reserve_tokens: int) -> bool:
         """C, E and S together; an empty pool takes anything the engine itself would take."""
-        if not self.jobs and self.foreign_tokens == 0:
+        if not self.jobs and self.foreign_tokens == 0 and not self.prefix.held_tokens:
             return True
         need = self.need_tokens(job, reserve_tokens)
         lent = self._lent_tokens(job)
@@ -204,22 +228,26 @@ class Pool:
     @property
     def alone(self) -> bool:
         """Does the prompt in slices have the pool to itself?"""
-        return len(self.jobs) == 1 and self.foreign_tokens == 0
+        return len(self.jobs) == 1 and self.foreign_tokens == 0 and not self.prefix.held_tokens
+
+    def lacks(self, job: Job, reserve_tokens: int) -> str:
+        """Which ledgers say no, by their symbols: "" when it fits, "C", "ES", ..."""
+        if self.fits(job, reserve_tokens):
+            return ""
+        need = self.need_tokens(job, reserve_tokens)
+        lent = self._lent_tokens(job)
+        found = "" if self._fits_resident(job, need, lent) else "C"
+        found += "" if self._fits_engine(job, need - min(reserve_tokens, need), lent) else "E"
+        return found + ("" if self._fits_slots(job) else "S")
 
     def misfits(self, job: Job, reserve_tokens: int) -> list[str]:
         """`fits` in words: what is short, and which number says so."""
-        if self.fits(job, reserve_tokens):
-            return []
-        need = self.need_tokens(job, reserve_tokens)
-        lent = self._lent_tokens(job)
-        found: list[str] = []
-        if not self._fits_resident(job, need, lent):
-            found.append(f"{need} KV tokens are needed, {self.free_tokens} are free")
-        if not self._fits_engine(job, need - min(reserve_tokens, need), lent):
-            found.append("the server would queue it: its own reserve for running outputs is too large")
-        if not self._fits_slots(job):
-            found.append(f"{self.running_slots} of {self.facts.max_running_requests} running slots are taken")
-        return found
+        words = {
+            "C": f"{self.need_tokens(job, reserve_tokens)} KV tokens are needed, {self.free_tokens} are free",
+            "E": "the server would queue it: its own reserve for running outputs is too large",
+            "S": f"{self.running_slots} of {self.facts.max_running_requests} running slots are taken",
+        }
+        return [words[ledger] for ledger in self.lacks(job, reserve_tokens)]
 
     def _fits_resident(self, job: Job, need: int, lent: int) -> bool:
         if job.lane is Lane.LONG:
@@ -246,7 +274,11 @@ class Pool:
     @property
     def only_shorts(self) -> bool:
         """Is everything that holds a place here a short, ours and nobody else's?"""
-        return self.foreign_tokens == 0 and not any(job.long for job in self.jobs.values())
+        return (
+            self.foreign_tokens == 0
+            and not self.held_tokens
+            and not any(job.long for job in self.jobs.values())
+        )
 
     def _fits_engine(self, job: Job, prompt_tokens: int, lent: int) -> bool:
         most = job.request.max_tokens
@@ -267,10 +299,12 @@ class Pool:
     def admit(self, job: Job, now: float, reserve_tokens: int, *, sliced: bool = False) -> None:
         """The job takes its place now: it goes to the engine whole, or its first slice does."""
         segments = job.request.segments
-        reserve_tokens = min(reserve_tokens, max(0, self.budget_tokens - self.uncached_tokens(job)))
+        reserve_tokens = min(reserve_tokens, max(0, self.budget_tokens - self.private_tokens(job)))
         job.prompt_tokens = min(job.prompt_tokens, self.max_prompt_tokens)
         job.uncached_tokens = self.uncached_tokens(job)
         job.paying = self.prefix.acquire(segments)
+        self.idle.take(segments)
+        self.idle.trim(self.facts.pool_tokens - self.used_tokens - self.prefix.held_tokens)
         job.tail_tokens = max(0, job.prompt_tokens - sum(s.tokens for s in segments))
         job.state = State.SLICING if sliced else State.PREFILL
         job.pool, job.dispatched_at = self.name, now
@@ -365,7 +399,7 @@ class Pool:
         self._tail_tokens -= job.tail_tokens
         self._generated_tokens -= job.generated_tokens
         self._engine_tokens -= job.engine_tokens
-        self.prefix.release(job.request.segments, job.paying)
+        self.idle.add(self.prefix.release(job.request.segments, job.paying))
         self.running_slots -= job.request.sequences
         job.engine_tokens, job.tail_tokens, job.generated_tokens, job.paying = 0.0, 0, 0, ()
         job.sliced_tokens, job.slice_boost = 0, 1
@@ -373,6 +407,18 @@ class Pool:
         job.slice_bases.clear()
         if not self.jobs:
             self._engine_tokens = 0.0  # sums of floats leave dust
+        self.version += 1
+
+    def hold(self, hold: Hold) -> None:
+        """Keep the context of a job that is about to be released."""
+        self.prefix.hold(hold.segments)
+        self.holds.append(hold)
+        self.version += 1
+
+    def drop_hold(self, hold: Hold) -> None:
+        """Give a held context up; the engine may evict it now."""
+        self.holds.remove(hold)
+        self.idle.add(self.prefix.drop(hold.segments))
         self.version += 1
 
     def cut_budget(self, now: float) -> None:

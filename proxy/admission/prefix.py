@@ -1,9 +1,11 @@
-"""Who pays for a shared prefix.
+"""Who pays for a shared prefix, and what is held of it between the turns of a conversation.
 
 SGLang keeps one copy of a prefix that several requests use, once the first of them has
 computed it. So a segment is charged once per *payer*: a request that starts before the segment
 is ready computes its own copy and pays; one that starts after rides along for free. When the
 last payer ends, a rider takes the charge over: never twice, never zero while anyone uses it.
+A hold keeps a segment for a conversation's next turn; with no user beside it, its tokens are
+*held*, which is counted apart from what is charged.
 """
 
 from dataclasses import dataclass
@@ -16,11 +18,20 @@ class _Node:
     tokens: int
     payers: int = 0
     riders: int = 0
+    holds: int = 0
     ready: bool = False
 
     @property
     def charged_tokens(self) -> int:
         return self.tokens * max(self.payers, 1 if self.riders else 0)
+
+    @property
+    def held_tokens(self) -> int:
+        return self.tokens if self.holds and not self.payers and not self.riders else 0
+
+    @property
+    def unused(self) -> bool:
+        return self.payers == 0 and self.riders == 0 and self.holds == 0
 
 
 class PrefixLedger:
@@ -29,19 +40,21 @@ class PrefixLedger:
     def __init__(self) -> None:
         self._nodes: dict[bytes, _Node] = {}
         self.charged_tokens = 0
+        self.held_tokens = 0
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def ready_tokens(self, segments: tuple[Segment, ...]) -> int:
-        """Tokens of the leading segments that a running request already keeps resident."""
-        total = 0
+    def ready(self, segments: tuple[Segment, ...]) -> tuple[int, int]:
+        """How many leading segments are kept resident by others or a hold, and their tokens."""
+        count = total = 0
         for segment in segments:
             node = self._nodes.get(segment.key)
             if node is None or not node.ready:
                 break
+            count += 1
             total += segment.tokens
-        return total
+        return count, total
 
     def acquire(self, segments: tuple[Segment, ...]) -> tuple[bool, ...]:
         """Take part in each segment; says for each whether this request pays for it."""
@@ -52,12 +65,12 @@ class PrefixLedger:
             if node is None:
                 node = self._nodes[segment.key] = _Node(segment.tokens)
             riding = riding and node.ready
-            before = node.charged_tokens
+            before = self._take_out(node)
             if riding:
                 node.riders += 1
             else:
                 node.payers += 1
-            self.charged_tokens += node.charged_tokens - before
+            self._put_back(node, before)
             paying.append(not riding)
         return tuple(paying)
 
@@ -66,19 +79,49 @@ class PrefixLedger:
         for segment in segments:
             self._nodes[segment.key].ready = True
 
-    def release(self, segments: tuple[Segment, ...], paying: tuple[bool, ...]) -> None:
-        """Undo one `acquire`; the last holder of a segment removes it."""
+    def release(self, segments: tuple[Segment, ...], paying: tuple[bool, ...]) -> list[Segment]:
+        """Undo one `acquire`; gives back the segments that nobody uses or holds any more."""
+        left: list[Segment] = []
         for segment, pays in zip(segments, paying, strict=True):
             node = self._nodes[segment.key]
-            before = node.charged_tokens
-            if pays and node.payers:
+            before = self._take_out(node)
+            if (pays and node.payers) or not node.riders:
                 node.payers -= 1
-            elif node.riders:
-                node.riders -= 1
             else:
-                node.payers -= 1  # a rider that had taken the charge over
+                node.riders -= 1
             if node.payers == 0 and node.riders:
                 node.payers, node.riders = 1, node.riders - 1
-            self.charged_tokens += node.charged_tokens - before
-            if node.payers == 0 and node.riders == 0:
+            self._put_back(node, before)
+            if node.unused:
                 del self._nodes[segment.key]
+                if node.ready:
+                    left.append(segment)
+        return left
+
+    def hold(self, segments: tuple[Segment, ...]) -> None:
+        """Keep segments that are in use now, whoever stops using them."""
+        for segment in segments:
+            node = self._nodes[segment.key]
+            before = self._take_out(node)
+            node.holds += 1
+            self._put_back(node, before)
+
+    def drop(self, segments: tuple[Segment, ...]) -> list[Segment]:
+        """Undo one `hold`; gives back the segments that nobody uses or holds any more."""
+        left: list[Segment] = []
+        for segment in segments:
+            node = self._nodes[segment.key]
+            before = self._take_out(node)
+            node.holds -= 1
+            self._put_back(node, before)
+            if node.unused:
+                del self._nodes[segment.key]
+                left.append(segment)
+        return left
+
+    def _take_out(self, node: _Node) -> tuple[int, int]:
+        return node.charged_tokens, node.held_tokens
+
+    def _put_back(self, node: _Node, before: tuple[int, int]) -> None:
+        self.charged_tokens += node.charged_tokens - before[0]
+        self.held_tokens += node.held_tokens - before[1]

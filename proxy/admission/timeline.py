@@ -58,7 +58,7 @@ class PrefillTimeline:
 
     def sent(self, job: Job, now: float) -> None:
         """The request itself was sent; shorts pass through without a trace."""
-        if job.long:
+        if job.uncached_tokens > self._limits.short_prefill_tokens:
             span = _Span(job.uncached_tokens, job.prompt_tokens, now, sliced=False)
             self._add(job.rid, 0, span, now + self.tokenize_seconds(job), now)
 

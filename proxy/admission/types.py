@@ -45,6 +45,7 @@ class Request:
     `segments` are the leading pieces of the prompt that another request may share, in order;
     their tokens sum to at most `prompt_tokens`.
     `sliceable`: its exact ids can be had (`Tokenize`), so that its prefill can go in slices.
+    `session` is the client's own name for the conversation, where it gave one.
     `uncertainty` is the share by which an estimated prompt may be over-counted; 0 when exact.
     """
 
@@ -61,6 +62,7 @@ class Request:
     min_tokens: int = 0
     uncertainty: float = 0.0
     sliceable: bool = False
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ class Finished:
     rid: str
     prompt_tokens: int | None = None  # from the server's usage
     completion_tokens: int | None = None
+    cached_tokens: int | None = None
     completed: bool = True  # False: an error or an abort; its output teaches nothing
 
 

@@ -45,6 +45,8 @@ class PoolView:
     pool_tokens: int
     budget_tokens: int
     committed_tokens: dict[Lane, int]
+    held_tokens: int
+    held_contexts: int
     foreign_tokens: int
     free_tokens: int
     backlog_tokens: int
@@ -86,6 +88,8 @@ def pool_view(line: Line, now: float, *, most_waiting: int = 100) -> PoolView:
         pool_tokens=pool.facts.pool_tokens,
         budget_tokens=pool.budget_tokens,
         committed_tokens=pool.committed_by_lane(),
+        held_tokens=pool.held_tokens,
+        held_contexts=len(pool.holds),
         foreign_tokens=pool.foreign_tokens,
         free_tokens=pool.free_tokens,
         backlog_tokens=pool.backlog_tokens,

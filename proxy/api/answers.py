@@ -1,14 +1,15 @@
 """From outcome to answer, in one table: status, headers and a body in the shape of the API called."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
-from proxy.admission.types import Reason, Refuse
+from proxy.admission.types import Lane, Reason, Refuse
 from proxy.tokens.shape import Api
 
 MAX_RETRY_AFTER_SECONDS = 60  # older OpenAI SDKs ignore larger values and retry at once
+NO_BACKEND_RETRY_SECONDS = 5.0  # about as long as it takes to find one that came back
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,29 @@ def bad_request(api: Api, message: str, param: str | None = None, *, status: int
     return Answer(status, error_body(api, message, kind, anthropic, code=None, param=param))
 
 
+def wrong_method(api: Api, method: str, path: str, allowed: tuple[str, ...]) -> Answer:
+    """405: the path is served, but not like this."""
+    reply = bad_request(api, f"{path} does not take {method}", status=405)
+    return replace(reply, headers=((b"allow", ", ".join(allowed).encode()),))
+
+
+def body_too_large(api: Api, limit_bytes: int) -> Answer:
+    """413."""
+    return bad_request(api, f"the request body is larger than {limit_bytes} bytes", status=413)
+
+
+def body_too_slow(api: Api) -> Answer:
+    """408. What is left of the body could come at any time: the connection is of no more use."""
+    reply = bad_request(api, "the request body did not arrive in time", status=408)
+    return replace(reply, headers=((b"connection", b"close"),))
+
+
+def no_backend(api: Api) -> Answer:
+    """503 to what needs no place: there is nobody to ask."""
+    reason = Reason.NO_BACKEND
+    return refused(api, Refuse("", reason, Lane.SHORT, 0.0, NO_BACKEND_RETRY_SECONDS, 0, 0, 0), 0.0)
+
+
 def upstream_error(api: Api, status: int, message: str, code: str | None = None) -> Answer:
     """The backend failed, or said no, before anything was sent to the client."""
     if 400 <= status < 500:
@@ -117,12 +141,16 @@ def upstream_error(api: Api, status: int, message: str, code: str | None = None)
     return Answer(status, error_body(api, message, kind, anthropic, code=code, param=None))
 
 
-def stream_error(api: Api, message: str) -> bytes:
-    """The event that ends a stream whose backend died under it."""
+def stream_error(api: Api, message: str, *, after: bytes = b"") -> bytes:
+    """The event that ends a stream whose backend died under it.
+
+    `after` is what was sent last: an event that was cut in two is ended first, or ours would be part of it.
+    """
     body = error_body(api, message, "server_error", "api_error", code="upstream_broken", param=None)
+    cut = b"" if not after or after.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
     if api is Api.MESSAGES:
-        return b"event: error\ndata: " + body + b"\n\n"
-    return b"data: " + body + b"\n\ndata: [DONE]\n\n"
+        return cut + b"event: error\ndata: " + body + b"\n\n"
+    return cut + b"data: " + body + b"\n\ndata: [DONE]\n\n"
 
 
 def error_body(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from proxy.admission.controller import Controller
+from proxy.admission.job import State
 from proxy.admission.slicing import MISSES_ALLOWED
 from proxy.admission.types import (
     Action,
@@ -118,6 +119,7 @@ class Gate:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._looked_at = 0.0
+        self._closed = False
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -177,12 +179,20 @@ class Gate:
 
     def leave_unsent(self, ticket: Ticket) -> None:
         """The client is gone before its request was sent; a slice in flight drains by itself."""
-        self.leave(ticket)
-        if not ticket.closed:
-            ticket.closed = True
-            del self._tickets[ticket.request.rid]
-            if ticket.sliced is not None:
-                ticket.sliced.close()
+        if ticket.closed:
+            return
+        rid = ticket.request.rid
+        job = self.controller.jobs.get(rid)
+        ticket.closed = True
+        del self._tickets[rid]
+        if ticket.sliced is not None:
+            ticket.sliced.close()
+        self._step(self.clock(), Gone(rid, reached_engine=job is not None and bool(job.slice_ends)))
+
+    def slicing(self, rid: str) -> bool:
+        """Is the prompt of this waiting request on its way in slices?"""
+        job = self.controller.jobs.get(rid)
+        return job is not None and job.state is State.SLICING
 
     def sliceable(self, rid: str, prompt_tokens: int | None) -> None:
         """The ids of a request are here, so many; None: it will go whole."""
@@ -310,7 +320,7 @@ class Gate:
         at = self.controller.next_wakeup(now)
         if self._tickets:
             at = min(at or now + PROGRESS_SECONDS, now + PROGRESS_SECONDS)
-        if at is None or (self._timer is not None and self._timer_at <= at):
+        if at is None or self._closed or (self._timer is not None and self._timer_at <= at):
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -325,5 +335,7 @@ class Gate:
         self._step(now, Tick())
 
     def close(self) -> None:
+        """No timer runs any more. What still happens is booked, and no more."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()

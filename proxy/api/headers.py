@@ -48,6 +48,12 @@ def forwarded(headers: Iterable[tuple[bytes, bytes]], *, authorization: bool) ->
     ]
 
 
+def with_ours(theirs: Headers, ours: Headers) -> Headers:
+    """A backend's headers and ours; ours replace what it sent under the same name."""
+    names = {name for name, _ in ours}
+    return [*(item for item in theirs if item[0].lower() not in names), *ours]
+
+
 def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     """The first value of header `name` (lower case), None when absent."""
     return next((value for key, value in headers if key == name), None)

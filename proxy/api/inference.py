@@ -9,7 +9,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 
 from proxy.admission.types import Dispatch, Lane, Reason, Refuse, Request
@@ -17,7 +17,7 @@ from proxy.api import answers
 from proxy.api.answers import Answer
 from proxy.api.asgi import BodyTooLarge, ClientGone, Receive, Scope, Send, Watch, answer, read_body
 from proxy.api.gate import Gate, Ticket
-from proxy.api.headers import first, forwarded, request_id, wait_limit_seconds
+from proxy.api.headers import first, forwarded, request_id, wait_limit_seconds, with_ours
 from proxy.api.slices import SlicedPrefill
 from proxy.settings import Settings
 from proxy.telemetry.logs import request_line
@@ -34,6 +34,8 @@ from proxy.upstream.exchange import Exchange
 logger = logging.getLogger("proxy.request")
 RID_BYTES = 16  # 32 hex digits: one length, since SGLang aborts by prefix
 LONGEST_TENANT = 64
+LONGEST_SESSION = 128
+SESSION_HEADERS = (b"x-session-id", b"x-smg-routing-key")
 SLICED_APIS = (Api.CHAT, Api.COMPLETIONS)  # those whose bodies the server tokenizes on request
 
 
@@ -53,23 +55,35 @@ class Handler:
         self.gate = gate
         self.backend_of = backend_of  # by pool
         self.metrics = metrics
-        self._letting_go: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.tenant_header = (settings.tenant_header or "").lower().encode()
 
     def let_go(self, pool: str, ticket: Ticket, exchange: Exchange | None) -> None:
         """Have the engine drop a request; its charge drains until that is confirmed."""
-        task = asyncio.create_task(self._let_go(self.backend_of(pool), ticket, exchange))
-        self._letting_go.add(task)
-        task.add_done_callback(self._letting_go.discard)
+        self.spawn(self._let_go(self.backend_of(pool), ticket, exchange))
 
     async def _let_go(self, backend: Backend, ticket: Ticket, exchange: Exchange | None) -> None:
         try:
             if exchange is not None:
                 await exchange.aclose()
-            self.metrics.abort()
+            if exchange is None or not exchange.observed.ended:
+                self.metrics.abort()
             await backend.abort(ticket.request.rid)
         finally:
             self.gate.finish(ticket, completed=False)
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Run `work` beside the requests; `close` ends it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Ends what still runs beside requests. The backends are closed: nothing is left to wait for."""
+        while self._tasks:
+            for task in tuple(self._tasks):
+                task.cancel()
+            await asyncio.wait(self._tasks)
 
     async def serve(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever happens to it."""
@@ -78,7 +92,10 @@ class Handler:
             await flow.run(receive)
         except ClientGone:
             flow.outcome, flow.status = Outcome.DISCONNECTED, 499
-            self.metrics.disconnect(flow.phase)
+            self.metrics.disconnect(flow.left_in())
+        except asyncio.CancelledError:
+            # only shutting down does that, to those whose client does not read; the task ends here anyway
+            flow.outcome, flow.reason = Outcome.BROKEN if flow.started else Outcome.FAILED, "shutdown"
         except Exception:
             logger.exception("request %s failed inside the proxy", flow.rid)
             flow.outcome = Outcome.BROKEN if flow.started else Outcome.FAILED
@@ -151,12 +168,10 @@ class _Flow:
             self._check_ids(sized)
             self.overrides = screen(body)
         except BodyTooLarge as error:
-            await self.reply(answers.bad_request(self.api, str(error), status=413))
+            await self.reply(answers.body_too_large(self.api, error.limit_bytes))
             return
         except TimeoutError:
-            await self.reply(
-                answers.bad_request(self.api, "the request body did not arrive in time", status=408)
-            )
+            await self.reply(answers.body_too_slow(self.api))
             return
         except (BadRequest, BodyRefused) as error:
             await self.reply(answers.bad_request(self.api, error.message, error.param))
@@ -165,6 +180,7 @@ class _Flow:
             self.headers, settings.max_queue_seconds, settings.max_queue_seconds_limit
         )
         async with Watch(receive):
+            await asyncio.sleep(0)  # who left while the body was counted is noticed before it is sent
             await self._admitted(body, sized)
 
     async def _admitted(self, body: bytes, sized: Sized) -> None:
@@ -178,6 +194,7 @@ class _Flow:
                 self.handler.gate,
                 self.handler.backend_of,
                 partial(self.handler.sizer.ids, self.api),
+                self.handler.spawn,
             )
         ticket = self.ticket = self.handler.gate.submit(request, sliced)
         while True:
@@ -235,12 +252,14 @@ class _Flow:
                     )
                 )
         except BodyRefused as error:
+            self.pool = None
             await self.reply(answers.bad_request(self.api, error.message, error.param))
         return None
 
     def _again(self) -> None:
-        """Nothing runs at the backend: back into the queue, with an id of its own for the next try."""
+        """Nothing runs at the backend: back into the queue, until its turn comes again."""
         assert self.ticket is not None
+        self.pool = None
         self.handler.gate.requeue(self.ticket)
 
     async def _stream(self, exchange: Exchange, decision: Dispatch, ticket: Ticket) -> None:
@@ -259,29 +278,26 @@ class _Flow:
             {
                 "type": "http.response.start",
                 "status": exchange.status,
-                "headers": exchange.headers + self._admission_headers(decision),
+                "headers": with_ours(exchange.headers, self._admission_headers(decision)),
             }
         )
+        chunk = b""
         try:
             async for chunk in exchange:
                 await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
         except UpstreamBroken as error:
             self.outcome = Outcome.BROKEN
             self.reason = error.reason
-            await self._end_broken(exchange)
-            return
+            if exchange.takes_events:
+                event = answers.stream_error(
+                    self.api, "The backend failed while it was answering.", after=chunk
+                )
+                await self.send({"type": "http.response.body", "body": event})
+            return  # without a last message the server cuts the connection: an incomplete body
         await self.send({"type": "http.response.body", "body": b""})
         self.outcome = Outcome.COMPLETED if exchange.status < 400 else Outcome.INVALID
         if exchange.observed.error is not None:
             self.outcome, self.reason = Outcome.BROKEN, exchange.observed.error
-
-    async def _end_broken(self, exchange: Exchange) -> None:
-        """A stream gets an error event; anything else can only be cut off."""
-        if self.sized is not None and self.sized.shape.stream and exchange.status == 200:
-            event = answers.stream_error(self.api, "The backend failed while it was answering.")
-            await self.send({"type": "http.response.body", "body": event})
-            return
-        raise ConnectionError(self.reason or "the backend failed")
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -300,8 +316,17 @@ class _Flow:
             ignore_eos=shape.ignore_eos,
             min_tokens=shape.min_tokens,
             sliceable=self._sliceable(sized),
+            session=self._session(sized),
             uncertainty=max(0.0, 1.0 - sized.least_tokens / tokens),
         )
+
+    def _session(self, sized: Sized) -> str:
+        """The conversation's name, where the client gives one."""
+        for name in SESSION_HEADERS:
+            value = first(self.headers, name)
+            if value:
+                return value.decode("latin-1")[:LONGEST_SESSION]
+        return (sized.shape.session or "")[:LONGEST_SESSION]
 
     def _sliceable(self, sized: Sized) -> bool:
         """One text prompt that nothing but its ids keys in the server's cache."""
@@ -360,18 +385,23 @@ class _Flow:
 
     # --- the end ---------------------------------------------------------------------------------
 
+    def left_in(self) -> Phase:
+        """What was going on when its client left."""
+        queued = self.phase is Phase.QUEUED and self.ticket is not None
+        return Phase.SLICING if queued and self.handler.gate.slicing(self.rid) else self.phase
+
     def release(self) -> None:
         """Give the place back: at once where the engine is done, else when the abort is through."""
         ticket, exchange, gate = self.ticket, self.exchange, self.handler.gate
         if ticket is None or ticket.closed:
             return
-        if ticket.decision is None:
+        if self.pool is None:
             gate.leave_unsent(ticket)
         elif exchange is not None and exchange.over.is_set() and exchange.observed.ended:
             gate.finish(ticket, completed=self.outcome is Outcome.COMPLETED)
         else:
             gate.leave(ticket)
-            self.handler.let_go(self.pool or "", ticket, exchange)
+            self.handler.let_go(self.pool, ticket, exchange)
 
     def record(self) -> None:
         """One log line and the metrics of the request."""

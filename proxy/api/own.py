@@ -12,10 +12,11 @@ from starlette.routing import Route
 from proxy.admission.types import Request
 from proxy.admission.view import explain
 from proxy.api import state
-from proxy.api.asgi import BodyTooLarge, read_body
+from proxy.api.answers import bad_request, body_too_large, body_too_slow
+from proxy.api.asgi import BodyTooLarge, ClientGone, read_body
 from proxy.api.gate import Gate
 from proxy.api.headers import wait_limit_seconds
-from proxy.api.replies import JsonReply, refuse
+from proxy.api.replies import JsonReply, response_of
 from proxy.settings import Settings
 from proxy.telemetry.metrics import CONTENT_TYPE, Metrics
 from proxy.tokens.shape import Api, BadRequest
@@ -83,9 +84,13 @@ class Own:
         try:
             request = self._described(http) if http.method != "POST" else await self._sized(http)
         except BadRequest as error:
-            return refuse(Api.CHAT, 400, error.message, error.param)
+            return response_of(bad_request(Api.CHAT, error.message, error.param))
         except BodyTooLarge as error:
-            return refuse(Api.CHAT, 413, str(error))
+            return response_of(body_too_large(Api.CHAT, error.limit_bytes))
+        except TimeoutError:
+            return response_of(body_too_slow(Api.CHAT))
+        except ClientGone:
+            return Response(status_code=499)  # nobody is there to read it
         explanation = explain(self._gate.controller, request, self._gate.clock())
         ttft = explanation.predicted_wait_seconds + explanation.predicted_prefill_seconds
         return JsonReply(

@@ -4,6 +4,8 @@ SGLang's management endpoints (weights, flush, abort, sessions, profiler, pause,
 closed by not being here; docs/security.md lists what they could do.
 """
 
+import re
+
 from proxy.tokens.shape import Api
 
 INFERENCE: dict[str, Api] = {
@@ -29,11 +31,25 @@ READS: frozenset[tuple[str, str]] = frozenset(
     }
 )
 MODEL_PREFIX = "/v1/models/"
+#: A piece of a model's name. Nothing that a URL could read as more than a name: `..` leads elsewhere.
+_MODEL_PIECE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._~:@+=,-]+")
 
 
 def is_read(method: str, path: str) -> bool:
-    """Whether `method path` may be forwarded as it is."""
-    return (method, path) in READS or (method == "GET" and path.startswith(MODEL_PREFIX))
+    """Whether `method path` may be forwarded as it is. `path` is decoded."""
+    return (method, path) in READS or (method == "GET" and _names_model(path))
+
+
+def methods_of(path: str) -> tuple[str, ...]:
+    """The methods that `path` takes, where it is forwarded at all."""
+    if path in INFERENCE:
+        return ("POST",)
+    return ("GET",) if _names_model(path) else tuple(method for method, read in READS if read == path)
+
+
+def _names_model(path: str) -> bool:
+    name = path.removeprefix(MODEL_PREFIX)
+    return name != path and all(_MODEL_PIECE.fullmatch(piece) for piece in name.split("/"))
 
 
 def family_of(path: str) -> Api:

@@ -1,24 +1,28 @@
 """Harmless reads (`/v1/models`, `/tokenize`, ...): forwarded to a backend that is up, uncounted."""
 
+import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from proxy.admission.types import Reason
-from proxy.api.answers import TABLE, bad_request, upstream_error
+from proxy.api.answers import Answer, bad_request, body_too_large, body_too_slow, no_backend, upstream_error
 from proxy.api.asgi import BodyTooLarge, ClientGone, Receive, Scope, Send, Watch, answer, read_body
 from proxy.api.gate import Gate
-from proxy.api.headers import forwarded, request_id
+from proxy.api.headers import forwarded, request_id, with_ours
 from proxy.api.paths import family_of
 from proxy.settings import Settings
+from proxy.tokens.shape import Api
 from proxy.upstream.backend import Backend
 from proxy.upstream.call import Call
-from proxy.upstream.errors import UpstreamBroken, UpstreamBusy, UpstreamUnreachable
+from proxy.upstream.errors import BodyRefused, UpstreamBroken, UpstreamUnreachable
+from proxy.upstream.exchange import Exchange
+
+logger = logging.getLogger("proxy.reads")
 
 READ_BODY_BYTES = 16 * 1024 * 1024  # to be tokenized on the server's own loop: not without bound
 
 
 class Reads:
-    """Forwards a read to the first backend that is up."""
+    """Forwards a read to the first backend that answers."""
 
     def __init__(self, settings: Settings, gate: Gate, backend_of: Callable[[str], Backend]) -> None:
         self._settings = settings
@@ -33,39 +37,53 @@ class Reads:
         try:
             body = await read_body(scope, receive, limit)
             async with Watch(receive):
-                await self._forward(scope, body, name, send)
+                reply = await self._forward(api, scope, body, name, send)
         except BodyTooLarge as error:
-            await answer(send, bad_request(api, str(error), status=413), name)
+            reply = body_too_large(api, error.limit_bytes)
+        except TimeoutError:
+            reply = body_too_slow(api)
+        except BodyRefused as error:
+            reply = bad_request(api, error.message)
         except ClientGone:
             return
-        except (UpstreamUnreachable, UpstreamBusy):
-            await answer(
-                send, upstream_error(api, 502, "The backend did not answer.", "upstream_failed"), name
-            )
-
-    async def _forward(self, scope: Scope, body: bytes, name: str, send: Send) -> None:
-        up = [pool for pool, line in self._gate.controller.lines.items() if line.pool.up]
-        api = family_of(scope["path"])
-        if not up:
-            row = TABLE[Reason.NO_BACKEND]
-            message = row.message.format(retry=5)
-            reply = upstream_error(api, row.status, message, Reason.NO_BACKEND.value)
+        if reply is not None:
             await answer(send, reply, name)
-            return
+
+    async def _forward(self, api: Api, scope: Scope, body: bytes, name: str, send: Send) -> Answer | None:
+        """Forwards to the first backend that answers; the answer when none does. Reads may be repeated."""
         query = scope["query_string"].decode("latin-1")
-        call = Call(
-            method=scope["method"],
-            path=scope["path"] + ("?" + query if query else ""),
-            pool=up[0],
-            headers=forwarded(scope["headers"], authorization=self._settings.forward_authorization),
-            body=body,
-        )
-        async with await self._backend_of(up[0]).send(call) as exchange:
-            headers = [*exchange.headers, (b"x-request-id", name.encode())]
+        reply = no_backend(api)
+        for pool in self._one_pool_each():
+            call = Call(
+                method=scope["method"],
+                path=scope["path"] + ("?" + query if query else ""),
+                pool=pool,
+                headers=forwarded(scope["headers"], authorization=self._settings.forward_authorization),
+                body=body,
+            )
+            try:
+                exchange = await self._backend_of(pool).send(call)
+            except UpstreamUnreachable as error:
+                logger.info("%s %s: %s: %s", scope["method"], scope["path"], pool, error.reason)
+                reply = upstream_error(api, 502, "The backend did not answer.", "upstream_failed")
+                continue
+            await self._stream(exchange, name, send)
+            return None
+        return reply
+
+    async def _stream(self, exchange: Exchange, name: str, send: Send) -> None:
+        async with exchange:
+            headers = with_ours(exchange.headers, [(b"x-request-id", name.encode())])
             await send({"type": "http.response.start", "status": exchange.status, "headers": headers})
             try:
                 async for chunk in exchange:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except UpstreamBroken as error:
-                raise ConnectionError(error.reason) from error
+                logger.info("a read broke off: %s", error.reason)
+                return  # without a last message the server cuts the connection: an incomplete body
             await send({"type": "http.response.body", "body": b""})
+
+    def _one_pool_each(self) -> Iterable[str]:
+        """A pool of each backend that is up."""
+        up = (pool for pool, line in self._gate.controller.lines.items() if line.pool.up)
+        return {self._backend_of(pool).name: pool for pool in up}.values()

@@ -7,9 +7,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from proxy.api.answers import bad_request
+from proxy.api.answers import Answer, bad_request
 from proxy.api.paths import family_of
-from proxy.tokens.shape import Api
 
 
 class JsonReply(Response):
@@ -21,21 +20,21 @@ class JsonReply(Response):
         return orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2)
 
 
-def refuse(api: Api, status: int, message: str, param: str | None = None) -> Response:
-    """A 4xx that is the client's own doing."""
-    reply = bad_request(api, message, param, status=status)
-    return Response(reply.body, status, media_type="application/json")
+def response_of(reply: Answer) -> Response:
+    """`reply` as Starlette sends it."""
+    headers = {name.decode(): value.decode() for name, value in reply.headers}
+    return Response(reply.body, reply.status, headers, media_type="application/json")
 
 
 async def http_error(request: Request, error: Exception) -> Response:
     """What the router turned away: unknown paths, wrong methods, missing keys."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path = request.scope["path"]  # not `request.url`: that parses the client's Host header
     message = error.detail
     if error.status_code == 404:
         message = f"{request.method} {path} is not served here (management endpoints are closed)"
     elif error.status_code == 405:
         message = f"{path} does not take {request.method}"
-    reply = refuse(family_of(path), error.status_code, message)
+    reply = response_of(bad_request(family_of(path), message, status=error.status_code))
     reply.headers.update(error.headers or {})
     return reply

@@ -1,6 +1,5 @@
 """Carries out one request's sliced prefill: gets its ids, sends the slices the gate asks for."""
 
-import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Protocol
@@ -31,6 +30,7 @@ class SlicedPrefill:
         listener: Listener,
         backend_of: Callable[[str], Backend],
         count_here: Callable[[bytes], Awaitable[list[int] | None]],
+        spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
         self._rid = rid
         self._body = body
@@ -39,7 +39,7 @@ class SlicedPrefill:
         self._backend_of = backend_of
         self._ids: PromptIds | None = None
         self.by_server = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._spawn = spawn
 
     @property
     def ids(self) -> bytes | None:
@@ -62,11 +62,6 @@ class SlicedPrefill:
         self._ids = None
         self._body = b""
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _tokenize(self, pool: str) -> None:
         ids = None
         try:
@@ -83,8 +78,7 @@ class SlicedPrefill:
         try:
             if ids is not None:
                 backend = self._backend_of(pool)
-                rank = backend.pools.index(pool) if len(backend.pools) > 1 else None
                 rid = secrets.token_hex(RID_BYTES)
-                cached = await prefill(backend.link, ids, end_tokens, rid, rank)
+                cached = await prefill(backend.link, ids, end_tokens, rid, backend.rank_of(pool))
         finally:
             self._listener.slice_done(self._rid, end_tokens, cached)

@@ -40,6 +40,8 @@ def _pool(gate: Gate, line: Line, now: float) -> PoolSnapshot:
         ceiling_tokens=pool.budget_tokens,
         committed_tokens=pool.committed_by_lane(),
         server_used_tokens=sample.used_tokens if sample else None,
+        held_tokens=pool.held_tokens,
+        held_contexts=len(pool.holds),
         foreign_tokens=pool.foreign_tokens,
         prefill_backlog_tokens=pool.backlog_tokens,
         resident_contexts=len(residents),

@@ -14,9 +14,29 @@ from proxy.simulator.server import ServerConfig, create_app
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds every option of the command to `parser`."""
-    defaults = EngineConfig()
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=int, default=30000, help="port to listen on (%(default)s)")
+    add_engine_arguments(parser)
+    parser.add_argument("--no-cache-report", action="store_true", help="say no cached tokens in usage")
+    parser.add_argument("--model", default="simulated", help="model name it answers with (%(default)s)")
+    parser.add_argument(
+        "--output-median",
+        type=int,
+        default=150,
+        help="median length of outputs that end by themselves (%(default)s)",
+    )
+    parser.add_argument(
+        "--tick-seconds",
+        type=float,
+        default=TICK_SECONDS,
+        help="tokens of a stream are sent at most this often (%(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of those lengths (%(default)s)")
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that describe the simulated server's pool, scheduler and speed."""
+    defaults = EngineConfig()
     parser.add_argument(
         "--pool-tokens", type=int, default=defaults.pool_tokens, help="size of the KV pool (%(default)s)"
     )
@@ -46,26 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-queued-requests", type=int, default=None, help="503 when more would wait (no limit)"
     )
     parser.add_argument("--no-radix-cache", action="store_true", help="keep no prefixes")
-    parser.add_argument("--no-cache-report", action="store_true", help="say no cached tokens in usage")
-    parser.add_argument("--model", default="simulated", help="model name it answers with (%(default)s)")
-    parser.add_argument(
-        "--output-median",
-        type=int,
-        default=150,
-        help="median length of outputs that end by themselves (%(default)s)",
-    )
-    parser.add_argument(
-        "--tick-seconds",
-        type=float,
-        default=TICK_SECONDS,
-        help="tokens of a stream are sent at most this often (%(default)s)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of those lengths (%(default)s)")
 
 
-def config_of(args: argparse.Namespace) -> ServerConfig:
-    """The configuration that parsed options describe. Raises ValueError for an unknown pace."""
-    engine = EngineConfig(
+def engine_of(args: argparse.Namespace) -> EngineConfig:
+    """The server that the options of `add_engine_arguments` describe. Raises ValueError."""
+    for name in ("pool_tokens", "context_tokens", "chunk_tokens", "max_running_requests"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least 1")
+    return EngineConfig(
         pool_tokens=args.pool_tokens,
         context_tokens=args.context_tokens,
         chunk_tokens=args.chunk_tokens,
@@ -75,8 +83,12 @@ def config_of(args: argparse.Namespace) -> ServerConfig:
         radix_cache=not args.no_radix_cache,
         pace=pace_of(args.pace, speedup=args.speedup),
     )
+
+
+def config_of(args: argparse.Namespace) -> ServerConfig:
+    """The configuration that parsed options describe. Raises ValueError."""
     return ServerConfig(
-        engine,
+        engine_of(args),
         model=args.model,
         cache_report=not args.no_cache_report,
         lengths=Lengths(args.seed, args.output_median),

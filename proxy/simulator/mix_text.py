@@ -50,7 +50,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Output lengths. `by_itself`: the model ends it, near the length drawn; `max_tokens` is then the client's."""
+    """Output lengths. `by_itself`: the model ends it near the length drawn, `max_tokens` is the client's."""
 
     length: Span
     by_itself: bool = False
@@ -104,13 +104,8 @@ def parse_part(text: str) -> Part:
     if len(sizes) not in (2, 3):
         raise MixError(f"mix {text!r}: expected {_FORM}")
     try:
-        part = Part(
-            name,
-            _span(sizes[0]),
-            _output(sizes[1]),
-            starts_at=_seconds(start) if start else 0.0,
-            **_how(how),
-        )
+        part = Part(name, _span(sizes[0]), _output(sizes[1]), starts_at=_seconds(start) if start else 0.0)
+        part = _with_how(part, how) if how else part
         return _with_options(part, sizes[2]) if len(sizes) == 3 else part
     except ValueError as error:
         raise MixError(f"mix {text!r}: {error}") from None
@@ -120,18 +115,16 @@ def _is_how(text: str) -> bool:
     return text.endswith("/s") or re.fullmatch(r"\d+x\d+", text) is not None
 
 
-def _how(text: str) -> dict[str, float | int]:
-    if not text:
-        return {}
+def _with_how(part: Part, text: str) -> Part:
     if text.endswith("/s"):
         rate = _number(text[:-2], "a rate")
         if not 0 < rate <= 10_000:
             raise ValueError(f"a rate of {text} is not above 0 and at most 10000 a second")
-        return {"rate": rate}
-    clients, each = (int(part) for part in text.split("x"))
+        return replace(part, rate=rate)
+    clients, each = (int(number) for number in text.split("x"))
     if not clients or not each:
         raise ValueError(f"{text} is nobody")
-    return {"clients": clients, "each": each}
+    return replace(part, clients=clients, each=each)
 
 
 def _with_options(part: Part, text: str) -> Part:
@@ -244,8 +237,6 @@ def _ask(part: Part, key: str, said: tuple[tuple[str, int], ...], rng: random.Ra
         (*said, (key, own)),
         drawn,
         max_tokens=part.output.max_tokens if part.output.by_itself else drawn,
-        min_tokens=drawn if part.output.by_itself else 0,
-        ignore_eos=not part.output.by_itself,
         output_key=f"{key} answer",
         tenant=part.tenant,
     )

@@ -46,7 +46,7 @@ def table(direct: Side, proxied: Side) -> str:
         before, after = direct.run.of(kind), proxied.run.of(kind)
         rows.append((kind, direct.name, *_cells(before), ""))
         rows.append(("", proxied.name, *_cells(after), ratio(before.p50_seconds, after.p50_seconds)))
-    lines = ["Time to first token, in seconds", "", *_aligned(rows), ""]
+    lines = ["Time to first token, in seconds", "", *aligned(rows), ""]
     for side in (direct, proxied):
         run = side.run
         unfinished = run.count(Outcome.UNFINISHED)
@@ -104,12 +104,13 @@ def _cells(summary: Summary) -> tuple[str, ...]:
     return (*map(seconds, times), *map(str, counts))
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], *, left: int = 2) -> list[str]:
+    """Lines of columns under each other, the first `left` of them flush left."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
         cells = [
-            cell.ljust(width) if column < 2 else cell.rjust(width)
+            cell.ljust(width) if column < left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())

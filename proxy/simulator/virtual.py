@@ -123,6 +123,7 @@ class _Replay:
             ignore_eos=ask.ignore_eos,
             min_tokens=ask.min_tokens,
             sliceable=self._conditions.sliceable and long,
+            session=ask.session,
         )
 
     def _ids_known(self, sent: Sent) -> None:

@@ -1,5 +1,6 @@
 """/v1/messages, the Anthropic API as SGLang serves it."""
 
+import re
 from typing import Any
 
 from proxy.tokens import fields
@@ -20,9 +21,9 @@ def read_messages(body: dict[str, Any], rules: MediaRules) -> Reading:
     if max_tokens is None:
         raise BadRequest("max_tokens is required", "max_tokens")
     units: list[Unit] = []
-    tools = _tools(body)
+    tools = chat_tools(body)
     if tools:
-        units.append(Unit("tools", [dumped(tools, "tools")]))
+        units.append(Unit("tools", [dumped(as_rendered(tools), "tools")]))
     if body.get("system"):
         system = Unit("system", [], MESSAGE_TOKENS)
         add_content(system, body["system"], rules, "system")
@@ -46,20 +47,28 @@ def read_messages(body: dict[str, Any], rules: MediaRules) -> Reading:
     return Reading(shape, Prompt([units], tools=bool(tools)))
 
 
-def _tools(body: dict[str, Any]) -> list[Any]:
-    """The tools in the form the server renders: functions with parameters."""
+_SERVER_TOOL = re.compile(r"(web_search|computer|bash|text_editor)_\d{8}")
+
+
+def chat_tools(body: dict[str, Any]) -> list[Any]:
+    """The tools as the functions that the server makes of them; tools of Anthropic's own are left out."""
     tools: list[Any] = []
     for index, tool in enumerate(fields.array(body, "tools")):
         if not isinstance(tool, dict):
             raise fields.wrong_type(tool, "an object", f"tools[{index}]")
+        kind = tool.get("type")
+        if isinstance(kind, str) and _SERVER_TOOL.fullmatch(kind):
+            continue
         function = {
             "name": tool.get("name"),
-            "description": tool.get("description"),
+            "description": tool.get("description") or "",
             "parameters": tool.get("input_schema"),
+            "strict": bool(tool.get("strict")),
         }
-        tools.append({"type": "function", "function": function})
+        deferred = tool.get("defer_loading")
+        tools.append({"type": "function", "function": function, "defer_loading": deferred})
     choice = body.get("tool_choice")
-    return [] if isinstance(choice, dict) and choice.get("type") == "none" else as_rendered(tools)
+    return [] if isinstance(choice, dict) and choice.get("type") == "none" else tools
 
 
 def _message(message: object, index: int, rules: MediaRules) -> Unit:

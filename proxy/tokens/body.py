@@ -17,6 +17,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 # The parser runs in one stretch in which no other thread does: 25 ms for this many objects. Text
 # with as many brackets in it is longer than any context.
 _MOST_CONTAINERS = 500_000
+_MOST_SURROGATES = 10_000  # cut emoji here and there, not a text of them
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
     Lone surrogates in escapes, which orjson refuses and SGLang takes, are read as U+FFFD.
     Raises BadRequest for what is not a JSON object, is nested more than 1,024 deep, or holds more
-    than half a million objects and arrays.
+    than half a million objects and arrays, or ten thousand lone surrogates.
     """
     if len(body) > 2 * _MOST_CONTAINERS and body.count(b"{") + body.count(b"[") > _MOST_CONTAINERS:
         raise BadRequest("the request body holds too many objects and arrays")
@@ -40,11 +41,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
 def _second_try(body: bytes, error: orjson.JSONDecodeError) -> Any:
     if _SURROGATE.search(body) is None:
         raise _not_json(error)
-    repaired = bytearray(body)
+    repaired, found = bytearray(body), 0
     for count, escape in enumerate(_ESCAPE.finditer(body)):
         if count % 1_024 == 0:
             breathe()
         if escape[1]:
+            found += 1
+            if found > _MOST_SURROGATES:
+                raise BadRequest("the request body holds too many lone surrogates")
             repaired[escape.start() + 2 : escape.end()] = b"fffd"
     try:
         return orjson.loads(repaired)

@@ -75,6 +75,10 @@ class Backend:
         """Pool ids: the backend's name, or `name/rank` where it has several DP ranks."""
         return self._poller.pools
 
+    def rank_of(self, pool: str) -> int | None:
+        """The DP rank of a pool; None where there is only one, or none of that name any more."""
+        return self.pools.index(pool) if len(self.pools) > 1 and pool in self.pools else None
+
     @property
     def info(self) -> ServerInfo | None:
         """What the server said of itself; None while it is down."""
@@ -134,9 +138,8 @@ class Backend:
             for name in overrides
             if name != USAGE_FIELD
         ]
-        if len(self.pools) > 1 and call.pool in self.pools:
-            rank = b"%d" % self.pools.index(call.pool)
-            fields += [(name, rank) for name in DP_RANK_FIELDS]
+        if (rank := self.rank_of(call.pool)) is not None:
+            fields += [(name, b"%d" % rank) for name in DP_RANK_FIELDS]
         asks = (
             call.ask_usage
             and call.stream

@@ -9,7 +9,7 @@ from proxy.admission.types import LoadSample
 from proxy.upstream.answer import AnswerBytes
 from proxy.upstream.call import Call, Observed
 from proxy.upstream.errors import UpstreamBroken, UpstreamBusy, UpstreamUnreachable
-from proxy.upstream.link import Headers, end_to_end
+from proxy.upstream.link import Headers, can_be_forwarded, end_to_end
 from proxy.upstream.sender import Desk, Sender
 from proxy.upstream.sglang import Route
 from proxy.upstream.sse import EventPace, early_error, error_message, has_event
@@ -50,6 +50,7 @@ class Exchange:
         self.status = 0
         self.headers: Headers = []
         self.early_error: tuple[int, str, str] | None = None  # status, message, type of a failed 200 stream
+        self.takes_events = False  # its bytes are server-sent events: one of ours may follow them
         self.observed = Observed()
         self.first_byte_at: float | None = None
         self.over = asyncio.Event()  # no more bytes will come: complete, broken or closed
@@ -125,6 +126,8 @@ class Exchange:
         streamed = response.headers.get("content-type", "").startswith("text/event-stream")
         # Without streaming SGLang answers only once the engine is done with the request.
         self.observed.ended = not streamed
+        if not can_be_forwarded(self.status, self.headers):
+            raise UpstreamUnreachable(f"an answer of status {self.status} that is not HTTP", sent=True)
         if self.route is None:
             return
         if self.status in _BUSY_STATUSES:
@@ -146,6 +149,7 @@ class Exchange:
         if streamed:
             if self._sender.swallow_usage:  # fewer bytes than announced will pass
                 self.headers = [item for item in self.headers if item[0].lower() != b"content-length"]
+            self.takes_events = all(name.lower() != b"content-length" for name, _ in self.headers)
             await self._first_event(answer, self._watch)
         else:
             self.observed.first_token_at = self.first_byte_at
@@ -188,7 +192,8 @@ class Exchange:
         return self
 
     async def __anext__(self) -> bytes:
-        """The next bytes. Raises UpstreamBroken when the server dies, resets or falls silent."""
+        """The next bytes. Raises UpstreamBroken when the server dies, resets or falls silent, and when
+        the proxy itself ends the request: a cut answer must not look like a whole one."""
         if self._ready:
             ready, self._ready = self._ready, b""
             return ready
@@ -209,6 +214,8 @@ class Exchange:
                 chunk = self._watch.see(chunk)
             if chunk:
                 return chunk
+        if self._taken:
+            raise UpstreamBroken(self.observed.error or "ended by the proxy")
         raise StopAsyncIteration
 
     def _complete(self) -> bytes:

@@ -1,12 +1,14 @@
 """One server's address and keys, and the client that reaches it."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import httpx
 
 from proxy.backend_spec import BackendSpec
+from proxy.upstream.errors import BodyRefused
 
 Headers = list[tuple[bytes, bytes]]
 TraceFunction = Callable[[str, dict[str, Any]], Awaitable[None]]
@@ -21,6 +23,8 @@ _HOP_BY_HOP = frozenset(
      b"proxy-authenticate")
 )  # fmt: skip
 _LARGEST_URL_CACHE = 64
+# What no HTTP server may write into a header; the client library lets some of it pass.
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class Link:
@@ -47,7 +51,10 @@ class Link:
         admin: bool = False,
         trace: TraceFunction | None = None,
     ) -> httpx.Request:
-        """A request with the server's key. Asks for an uncompressed answer, which can be watched."""
+        """A request with the server's key. Asks for an uncompressed answer, which can be watched.
+
+        Raises BodyRefused for a target that cannot be written into a request line.
+        """
         key = self._admin_key if admin else self._key
         kept = [
             (name, value)
@@ -82,19 +89,33 @@ class Link:
     def _url(self, path: str) -> httpx.URL:
         url = self._urls.get(path)
         if url is None:
-            url = httpx.URL(self._base + path)
+            try:
+                url = httpx.URL(self._base + path)
+            except httpx.InvalidURL as error:
+                raise BodyRefused(f"the request cannot be forwarded: {error}") from error
             if "?" not in path and len(self._urls) < _LARGEST_URL_CACHE:
                 self._urls[path] = url
         return url
 
 
 def end_to_end(headers: Headers) -> Headers:
-    """Response headers without those that concern only the hop to us."""
+    """Response headers without those that concern only the hop to us.
+
+    With both a length and a transfer coding the coding counts, and the length is wrong (RFC 9112, 6.3).
+    """
     dropped = _HOP_BY_HOP
     for name, value in headers:
-        if name.lower() == b"connection":
+        lower = name.lower()
+        if lower == b"connection":
             dropped = dropped | {token.strip() for token in value.lower().split(b",")}
+        elif lower == b"transfer-encoding":
+            dropped = dropped | {b"content-length"}
     return [(name, value) for name, value in headers if name.lower() not in dropped]
+
+
+def can_be_forwarded(status: int, headers: Headers) -> bool:
+    """Whether an answer's head may be written to a client: a final status, no control characters."""
+    return 200 <= status <= 599 and not any(_CONTROL.search(value) for _, value in headers)
 
 
 def reason_of(error: Exception) -> str:

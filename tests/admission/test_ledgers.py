@@ -44,6 +44,7 @@ requests: st.SearchStrategy[dict[str, object]] = st.builds(
     wait_limit_seconds=st.sampled_from([0.5, 30.0, 600.0]),
     ignore_eos=st.booleans(),
     sliceable=st.booleans(),
+    session=st.sampled_from(["", "", "x", "y"]),
     shared=st.integers(0, 8),
 )
 choices = st.sampled_from(
@@ -98,8 +99,11 @@ class Drive:
             assert sum(pool.committed_by_lane().values()) == pool.committed_tokens
             if any(isinstance(action, Dispatch) for action in actions) and len(pool.jobs) > 1:
                 # growth is recorded and stops dispatching, so a dispatch never finds C over its ceiling
-                assert pool.committed_tokens - pool.unfilled_tokens <= pool.short_ceiling_tokens
-            if not pool.jobs:
+                resident = pool.committed_tokens + pool.held_tokens
+                assert resident - pool.unfilled_tokens <= pool.short_ceiling_tokens
+            assert 0 <= pool.held_tokens <= pool.facts.pool_tokens
+            assert pool.idle.tokens >= 0
+            if not pool.jobs and not pool.holds:
                 assert figures[:8] == (0,) * 8
                 assert len(pool.prefix) == 0
         queued = sum(len(line) for line in self.controller.lines.values())
@@ -196,6 +200,8 @@ def finish_all(drive: Drive) -> None:
                 drive.step(Finished(rid, None, 5))
         drive.step(Tick())
     assert not controller.jobs, "something was never served"
+    drive.now += 60.0
+    drive.step(Tick())
     for line in controller.lines.values():
         assert line.pool.committed_tokens == 0
         assert line.pool.engine_tokens == 0

@@ -74,6 +74,14 @@ class NoGate(Rebuilt):
             return False
 
 
+class NewestFirst(Rebuilt):
+    """The newest is served first."""
+
+    class line_type(Line):  # noqa: N801
+        def push(self, job: Job, *, front: bool = False) -> None:
+            super().push(job, front=True)
+
+
 class NoShortRoom(Controller):
     """A giant may leave shorts no room at all."""
 

@@ -5,18 +5,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from proxy.admission.controller import Controller
+from proxy.admission.job import Job
 from proxy.admission.pool import Pool
 from proxy.admission.types import Action, Event
+from proxy.simulator.conditions import Conditions
 from proxy.simulator.jobs import EngineConfig
 from proxy.simulator.mixes import STORY_POOL_TOKENS
 from proxy.simulator.pace import PACES, Pace
 from proxy.simulator.workload import Client, Turn, Workload, fixed
 
 TICK_SECONDS = 0.25
+SLICED_SHARE = 0.5  # of the prefill time is what a prompt in slices gets at least while others wait
 
 
 def machine(pool_tokens: int) -> EngineConfig:
-    """An H200 whose speed grows with the pool: filling it takes 20 s, whatever its size."""
+    """An H200 whose speed grows with the pool: filling that takes 20 s, whatever its size."""
     factor = pool_tokens / STORY_POOL_TOKENS
     h200 = PACES["h200-8b"]
     pace = Pace(
@@ -25,7 +28,21 @@ def machine(pool_tokens: int) -> EngineConfig:
         h200.decode_step_seconds,
         h200.decode_token_seconds / factor,
     )
-    return EngineConfig(pool_tokens=pool_tokens, pace=pace)
+    return EngineConfig(
+        pool_tokens=pool_tokens,
+        tokenize_token_seconds=EngineConfig().tokenize_token_seconds / factor,
+        pace=pace,
+    )
+
+
+def around(pool_tokens: int) -> Conditions:
+    """Such a machine's server reads and tokenizes that much faster, too."""
+    factor = pool_tokens / STORY_POOL_TOKENS
+    usual = Conditions()
+    return Conditions(
+        ids_token_seconds=usual.ids_token_seconds / factor,
+        slice_token_seconds=usual.slice_token_seconds / factor,
+    )
 
 
 def scaled(tokens: int, pool_tokens: int) -> int:
@@ -59,21 +76,18 @@ class HeadWait:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
-    def latest_start(self, max_bypass_seconds: float, *, slowdown: float = 1.0) -> float:
-        """A + D after it arrived, or D after it became the head, when it was older than A by then.
-
-        `slowdown` is how much longer the prefills under way take than alone.
-        """
-        drain_seconds = self.prefill_seconds * slowdown + self.decode_seconds
+    def latest_start(self, max_bypass_seconds: float) -> float:
+        """A + D after it arrived, or D after it became the head, when it was older than A by then."""
+        drain_seconds = self.prefill_seconds + self.decode_seconds
         return max(self.arrived_at + max_bypass_seconds, self.head_at) + drain_seconds + TICK_SECONDS
 
 
 class Heads:
     """Follows the heads of the long lanes through a replay."""
 
-    def __init__(self, controller: Controller, pace: Pace) -> None:
+    def __init__(self, controller: Controller, engine: EngineConfig) -> None:
         self._controller = controller
-        self._pace = pace
+        self._engine = engine
         self.waits: dict[str, HeadWait] = {}
 
     def look(self, now: float) -> None:
@@ -89,15 +103,23 @@ class Heads:
                 self._measure(wait, line.pool)
 
     def _measure(self, wait: HeadWait, pool: Pool) -> None:
-        """D: all prefill that has begun, then the longest remaining output, at the engine's own pace."""
+        """D: the prefill that has begun, at the server's own pace, then the longest remaining output.
+
+        A decode step takes as long as was seen: others' prefill comes in between.
+        """
         jobs = list(pool.jobs.values())
-        wait.prefill_seconds = sum(
-            self._pace.prefill(job.uncached_tokens, job.request.prompt_tokens - job.uncached_tokens)
-            for job in jobs
-            if not job.prefill_done
-        )
-        step_seconds = self._pace.decode(pool.facts.pool_tokens, len(jobs))
+        wait.prefill_seconds = sum(self._prefill_seconds(job) for job in jobs if not job.prefill_done)
+        step_seconds = self._engine.pace.decode(pool.facts.pool_tokens, len(jobs))
+        step_seconds = max(step_seconds, pool.costs.seconds_per_decode_token)
         wait.decode_seconds = step_seconds * max((job.remaining_tokens() for job in jobs), default=0)
+
+    def _prefill_seconds(self, job: Job) -> float:
+        engine, prompt_tokens = self._engine, job.request.prompt_tokens
+        reading = prompt_tokens * engine.tokenize_token_seconds
+        if not job.slice_sent_tokens:
+            return reading + engine.pace.prefill(job.uncached_tokens, prompt_tokens - job.uncached_tokens)
+        rest = engine.pace.prefill(prompt_tokens - job.sliced_tokens, job.sliced_tokens)
+        return reading + rest / SLICED_SHARE
 
 
 def steady(

@@ -43,4 +43,4 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "objects": lambda: b'{"messages":[' + b"{}," * (SIZE // 3) + b"{}]}",
     "ids": lambda: b'{"input_ids":[' + b"150000," * (SIZE // 7) + b'1],"messages":[{"role":"user"}]}',
 }
-REFUSED = ("nesting", "objects")
+REFUSED = ("lone surrogates", "nesting", "objects")

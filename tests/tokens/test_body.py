@@ -38,6 +38,12 @@ def test_a_surrogate_does_not_hide_a_syntax_error() -> None:
         parse_object(rb'{"a": "\ud800", }')
 
 
+def test_a_text_of_nothing_but_lone_surrogates_is_refused() -> None:
+    assert parse_object(b'{"a": "' + rb"\ud800" * 10_000 + b'"}')["a"] == "\ufffd" * 10_000
+    with pytest.raises(BadRequest, match="too many lone surrogates"):
+        parse_object(b'{"a": "' + rb"\ud800" * 10_001 + b'"}')
+
+
 def test_deep_nesting_is_refused_and_not_followed() -> None:
     for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
         body = b'{"x":' + opening * 10_000 + b"1" + closing * 10_000 + b"}"

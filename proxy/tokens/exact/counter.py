@@ -10,6 +10,8 @@ import orjson
 from proxy.tokens.chain import Chain
 from proxy.tokens.counter import EXACT_MOST_CHARS, Counter
 from proxy.tokens.exact.code_rendered import rendered_in_code
+from proxy.tokens.exact.from_messages import from_messages
+from proxy.tokens.exact.from_responses import from_responses
 from proxy.tokens.exact.messages import ChatInput, chat_input
 from proxy.tokens.exact.template import ChatTemplate, TemplateFailed, load_template
 from proxy.tokens.exact.tokenizer import Tokenizer
@@ -51,18 +53,15 @@ class ExactCounter:
     def measure(
         self, shape: Shape, prompt: Prompt, document: dict[str, Any], *, sampled: bool
     ) -> Measured | None:
-        """The size of a request, None when it takes the default rules: another API, no template, ids, or a
-        template that refuses these messages."""
+        """The size of a request, None when it takes the default rules: no template, ids, or messages that the
+        template or this code does not take."""
         if shape.has_ids:
             return None
-        if shape.api is Api.CHAT:
-            texts = self._rendered(document)
-            batches = None if texts is None else [texts]
-        else:
-            batches = _plain_texts(shape, prompt)
+        plain = shape.api in _PLAIN
+        batches = _plain_texts(prompt) if plain else self._rendered(shape.api, document)
         if batches is None:
             return None
-        around = 0 if shape.api is Api.CHAT else len(self.tokenizer.prefix) + len(self.tokenizer.suffix)
+        around = len(self.tokenizer.prefix) + len(self.tokenizer.suffix) if plain else 0
         chains = []
         for texts in batches:
             chain = new_chain(self.counter, shape, sampled=sampled)
@@ -89,32 +88,43 @@ class ExactCounter:
             return None
         if shape.has_ids:
             return next((unit.ids for unit in prompt.items[0] if unit.ids is not None), None)
-        if shape.api is Api.CHAT:
-            texts = self._rendered(document)
-            return None if texts is None else [token for text in texts for token in self.tokenizer.ids(text)]
-        plain = _plain_texts(shape, prompt)
-        if plain is None:
+        plain = shape.api in _PLAIN
+        batches = _plain_texts(prompt) if plain else self._rendered(shape.api, document)
+        if batches is None:
             return None
-        ids = [token for text in plain[0] for token in self.tokenizer.ids(text)]
-        return [*self.tokenizer.prefix, *ids, *self.tokenizer.suffix]
+        ids = [token for text in batches[0] for token in self.tokenizer.ids(text)]
+        return [*self.tokenizer.prefix, *ids, *self.tokenizer.suffix] if plain else ids
 
-    def _rendered(self, document: dict[str, Any]) -> list[str] | None:
-        """The prompt, and what continues its last message, which is encoded by itself."""
-        if self._template is None or len(document["messages"]) > _MOST_MESSAGES:
+    def _rendered(self, api: Api, document: dict[str, Any]) -> list[list[str]] | None:
+        """The one prompt of a chat, and what continues its last message, which is encoded by itself."""
+        template = self._template
+        if template is None:
             return None
         try:
-            given = chat_input(document, parts=self._template.parts, reorders=self._template.reorders)
+            chat = _as_chat(api, document, inline_system=template.inline_system)
+            if chat is None or not 0 < len(chat["messages"]) <= _MOST_MESSAGES:
+                return None
+            given = chat_input(chat, parts=template.parts, reorders=template.reorders)
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             logger.debug("messages that the server will not take (%s)", type(error).__name__)
             return None
         for attempt in _attempts(given):
             try:
-                text = self._template.render(attempt.messages, attempt.tools, attempt.options)
+                text = template.render(attempt.messages, attempt.tools, attempt.options)
             except TemplateFailed as error:
                 logger.debug("chat template: %s", error)
                 continue
-            return [text, given.continued] if given.continued else [text]
+            return [[text, given.continued] if given.continued else [text]]
         return None
+
+
+def _as_chat(api: Api, document: dict[str, Any], *, inline_system: bool) -> dict[str, Any] | None:
+    """The chat request that the server makes of a body, None when that is not known."""
+    if api is Api.MESSAGES:
+        return from_messages(document, inline_system=inline_system)
+    if api is Api.RESPONSES:
+        return from_responses(document, inline_system=inline_system)
+    return document
 
 
 def _attempts(given: ChatInput) -> Iterator[ChatInput]:
@@ -124,9 +134,7 @@ def _attempts(given: ChatInput) -> Iterator[ChatInput]:
         yield given._replace(tools=[tool.get("function", tool) for tool in given.tools])
 
 
-def _plain_texts(shape: Shape, prompt: Prompt) -> list[list[str]] | None:
-    if shape.api not in _PLAIN:
-        return None
+def _plain_texts(prompt: Prompt) -> list[list[str]] | None:
     if any(unit.overhead_tokens for item in prompt.items for unit in item):  # embeddings as input
         return None
     return [[text for unit in item for text in unit.texts] for item in prompt.items]

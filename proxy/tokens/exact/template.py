@@ -74,6 +74,7 @@ class ChatTemplate:
 
     `parts`: it takes contents as lists of parts; otherwise they are joined to strings before.
     `reorders`: it reads `tool_call_id`, so that tool results are put into the order of their calls.
+    `inline_system`: it prints system messages in the middle of a conversation.
     """
 
     def __init__(self, source: str, config: dict[str, Any]) -> None:
@@ -88,6 +89,7 @@ class ChatTemplate:
         self._specials = {name: token for name, token in specials.items() if token is not None}
         self.parts = any(word in source for word in _MEDIA_WORDS) or _loops_over_content(tree)
         self.reorders = _reads(tree, "tool_call_id")
+        self.inline_system = self._prints_inline_system()
 
     def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, options: dict[str, Any]) -> str:
         """The prompt with the opening of the reply. Raises TemplateFailed."""
@@ -100,6 +102,14 @@ class ChatTemplate:
             return "".join(chunks)
         except Exception as error:  # noqa: BLE001 a template can raise whatever Python can
             raise TemplateFailed(f"{type(error).__name__}: {error}") from None
+
+    def _prints_inline_system(self) -> bool:
+        roles = ("system", "user", "system", "user")
+        messages = [{"role": role, "content": f"<probe {index}>"} for index, role in enumerate(roles)]
+        try:
+            return "<probe 2>" in self.render(messages, None, {"add_generation_prompt": False})
+        except TemplateFailed:
+            return False
 
 
 def _loops_over_content(tree: nodes.Template) -> bool:

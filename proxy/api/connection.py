@@ -1,0 +1,83 @@
+"""One client's TCP connection: uvicorn's protocol, with the bounds it does not have itself.
+
+A head has to come, whole and not too large; an answer has to be taken. Otherwise a few clients
+could hold memory, descriptors and, by never reading, tokens of the pool for as long as they like.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_BYTES = 65_536
+HEAD_SECONDS = 60.0  # from the first byte of a head, or from connecting
+UNREAD_SECONDS = 300.0  # how long an answer may stand still because nobody reads it
+
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Closes connections whose head is too large or too slow, and those whose answer nobody reads."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head_timer()
+        self._end_unread_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            self._bound_head(len(data))
+        elif self.cycle.response_complete and self.timeout_keep_alive_task is None:
+            # bytes that begin no request must not keep an idle connection open for ever
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._head_bytes = False, 0
+        self._end_head_timer()
+        super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._end_unread_timer()
+        super().resume_writing()
+
+    def _bound_head(self, more_bytes: int) -> None:
+        self._head_bytes += more_bytes
+        if self._head_bytes > HEAD_BYTES:
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _end_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _end_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None

@@ -1,0 +1,1 @@
+"""`sglang-admission-proxy plan`: traffic replayed in virtual time against given limits."""

@@ -1,0 +1,263 @@
+"""Reading bodies, answering, and noticing at once that a client left: also exactly when it does not matter."""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import pytest
+
+from proxy.api import asgi
+from proxy.api.answers import Answer
+from proxy.api.asgi import BodyTooLarge, ClientGone, Message, Watch, answer, read_body
+
+NO_HEADERS: dict[str, Any] = {"headers": []}
+
+
+class Client:
+    """The receiving side of ASGI: says what it is given, then nothing until it leaves."""
+
+    def __init__(self, *messages: Message) -> None:
+        self._messages = deque(messages)
+        self._gone = asyncio.Event()
+
+    def leave(self) -> None:
+        self._gone.set()
+
+    async def receive(self) -> Message:
+        if self._messages:
+            return self._messages.popleft()
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+
+def piece(body: bytes, *, more: bool = False) -> Message:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def settled() -> None:
+    """Every callback that is due has run."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def left_behind() -> set[asyncio.Task[Any]]:
+    await settled()
+    others = asyncio.all_tasks()
+    me = asyncio.current_task()
+    assert me is not None
+    return others - {me}
+
+
+# --- bodies ---------------------------------------------------------------------------------------
+
+
+async def test_a_body_in_one_piece_and_one_in_many_are_the_same() -> None:
+    whole = Client(piece(b"abcdef"))
+    many = Client(piece(b"ab", more=True), piece(b"", more=True), piece(b"cd", more=True), piece(b"ef"))
+    assert await read_body(NO_HEADERS, whole.receive, 6) == b"abcdef"
+    assert await read_body(NO_HEADERS, many.receive, 6) == b"abcdef"
+
+
+async def test_an_announced_length_over_the_limit_is_refused_before_a_byte_is_read() -> None:
+    scope = {"headers": [(b"content-length", b"7")]}
+    with pytest.raises(BodyTooLarge):
+        await read_body(scope, Client().receive, 6)
+
+
+async def test_a_body_that_grows_over_the_limit_is_refused_when_it_does() -> None:
+    with pytest.raises(BodyTooLarge):
+        await read_body(NO_HEADERS, Client(piece(b"abcdefg")).receive, 6)
+    with pytest.raises(BodyTooLarge):
+        await read_body(NO_HEADERS, Client(piece(b"abcdef", more=True), piece(b"g", more=True)).receive, 6)
+
+
+async def test_a_client_that_leaves_while_it_sends_is_gone() -> None:
+    for client in (Client(), Client(piece(b"ab", more=True))):
+        client.leave()
+        with pytest.raises(ClientGone):
+            await read_body(NO_HEADERS, client.receive, 6)
+
+
+async def test_silence_while_a_body_is_due_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "BODY_SECONDS", 0.01)
+    for client in (Client(), Client(piece(b"ab", more=True))):
+        with pytest.raises(TimeoutError):
+            await read_body(NO_HEADERS, client.receive, 6)
+
+
+async def test_an_answer_is_json_of_known_length_with_its_own_headers() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await answer(send, Answer(429, b"{}", ((b"retry-after", b"3"),)), "id-1")
+    assert sent == [
+        {
+            "type": "http.response.start",
+            "status": 429,
+            "headers": [
+                (b"content-type", b"application/json"),
+                (b"content-length", b"2"),
+                (b"retry-after", b"3"),
+                (b"x-request-id", b"id-1"),
+            ],
+        },
+        {"type": "http.response.body", "body": b"{}"},
+    ]
+
+
+# --- the watch ------------------------------------------------------------------------------------
+
+
+async def test_nothing_happens_to_a_block_whose_client_stays() -> None:
+    client = Client()
+    async with Watch(client.receive) as watch:
+        await asyncio.sleep(0.001)
+    assert not watch.gone
+    assert not await left_behind()
+
+
+async def test_a_client_that_leaves_interrupts_whatever_is_waited_for() -> None:
+    client = Client()
+    asyncio.get_running_loop().call_later(0.001, client.leave)
+    with pytest.raises(ClientGone):
+        async with Watch(client.receive):
+            await asyncio.sleep(10)
+    assert not await left_behind()
+
+
+async def test_more_of_the_body_is_no_departure() -> None:
+    client = Client(piece(b"late", more=True), piece(b"later"))
+    async with Watch(client.receive) as watch:
+        await settled()
+    assert not watch.gone
+
+
+async def test_who_left_before_the_block_is_noticed_at_its_first_wait() -> None:
+    client = Client()
+    client.leave()
+    reached = []
+    with pytest.raises(ClientGone):
+        async with Watch(client.receive):
+            reached.append("before")
+            await asyncio.sleep(0)
+            reached.append("after")
+    assert reached == ["before"]
+
+
+async def test_leaving_in_the_very_step_that_ends_the_block_strikes_nobody_else() -> None:
+    client = Client()
+    with pytest.raises(ClientGone):
+        async with Watch(client.receive) as watch:
+            await settled()
+            client.leave()
+            while not watch.gone:  # the watcher runs, and cancels us while nothing is awaited
+                await asyncio.sleep(0)
+    await asyncio.sleep(0)  # would raise CancelledError if a cancellation were left over
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_leaving_after_the_last_wait_changes_nothing() -> None:
+    client = Client()
+    async with Watch(client.receive) as watch:
+        await settled()
+        client.leave()
+    assert not watch.gone
+    await settled()
+    assert not await left_behind()
+
+
+async def test_an_error_inside_gives_way_to_the_departure_that_came_with_it() -> None:
+    client = Client()
+    client.leave()
+    with pytest.raises(ClientGone):
+        async with Watch(client.receive):
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                raise ValueError("made of the cancellation") from None
+    await asyncio.sleep(0)
+
+
+async def test_an_error_inside_passes_when_nobody_left() -> None:
+    with pytest.raises(ValueError, match="ours"):
+        async with Watch(Client().receive):
+            raise ValueError("ours")
+    assert not await left_behind()
+
+
+async def test_a_cancellation_from_outside_stays_one() -> None:
+    client = Client()
+
+    async def block() -> None:
+        async with Watch(client.receive):
+            await asyncio.sleep(10)
+
+    task = asyncio.create_task(block())
+    await settled()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not await left_behind()
+
+
+async def test_a_cancellation_from_outside_wins_over_a_departure_in_the_same_step() -> None:
+    client = Client()
+
+    async def block() -> None:
+        async with Watch(client.receive):
+            await asyncio.sleep(10)
+
+    task = asyncio.create_task(block())
+    await settled()
+    client.leave()
+    task.cancel()
+    with pytest.raises((asyncio.CancelledError, ClientGone)):
+        await task
+    await settled()
+    assert task.done()
+    assert not await left_behind()
+
+
+@pytest.mark.parametrize("steps", range(12))
+@pytest.mark.parametrize("work_steps", [0, 1, 2, 5])
+async def test_at_whatever_step_a_client_leaves_the_block_either_ends_or_is_told(
+    steps: int, work_steps: int
+) -> None:
+    client, done = Client(), []
+
+    async def leave() -> None:
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        client.leave()
+
+    async def handle() -> str:
+        try:
+            async with Watch(client.receive):
+                for _ in range(work_steps):
+                    await asyncio.sleep(0)
+                done.append(True)
+        except ClientGone:
+            await asyncio.sleep(0)  # cleaning up may wait
+            return "gone"
+        await asyncio.sleep(0)
+        return "done"
+
+    leaving = asyncio.create_task(leave())
+    outcome = await asyncio.create_task(handle())
+    await leaving
+    assert outcome in ("done", "gone")
+    assert done or outcome == "gone"
+    assert not await left_behind()
+
+
+async def test_a_watch_inside_a_timeout_leaves_the_timeout_its_own_cancellation() -> None:
+    client = Client()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            async with Watch(client.receive):
+                await asyncio.sleep(10)
+    assert not await left_behind()
