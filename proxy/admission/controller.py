@@ -54,6 +54,7 @@ from proxy.admission.types import (
 BACKOFF_SECONDS = 0.5  # after the engine said "queue full"; doubles per turn of the same request
 BACKOFF_MOST_SECONDS = 5.0
 TENANTS_KEPT = 4096
+CACHE_SLACK_TOKENS = 2048  # less than believed to be cached, by more than an open segment or two
 
 
 class Controller:
@@ -216,6 +217,8 @@ class Controller:
         if job.state is State.QUEUED:
             self._forget(job)
             return ()
+        if event.cached_tokens is not None and event.cached_tokens < job.cached_tokens - CACHE_SLACK_TOKENS:
+            self.lines[job.pool].pool.idle.clear()  # it evicts more than we thought: believe nothing
         if event.completed and job.state is not State.DRAINING:
             if event.completion_tokens is not None:
                 self.reservation.learn(job.request, event.completion_tokens)

@@ -50,6 +50,8 @@ class Job:
     uncached_tokens: int = 0  # W, until its first token
     engine_tokens: float = 0.0  # E
     generated_tokens: int = 0
+    tenant_tokens: int = 0  # counted against its tenant's share
+    cached_tokens: int = 0  # what was believed to be in the engine's cache when it was sent
     prefill_done: bool = False
     predicted_prefill_seconds: float = 0.0
     charged_token_seconds: float = 0.0  # to its tenant, ahead of the truth

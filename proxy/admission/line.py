@@ -15,6 +15,7 @@ from proxy.admission.types import Lane
 Due = tuple[Job, Rule]
 
 
+TENANT_SHARE = 0.5
 SCAN_SHORTS = 32  # first fit looks at this many shorts per round
 SCAN_LONGS = 8  # and at this many longs behind a blocked head
 
@@ -79,9 +80,24 @@ class Line:
         pool = self.pool
         if not pool.up or now < pool.hold_until or not len(self):
             return None
-        head = self.longs.head()
+        head = self._long_head()
         self.gate.block(head)
         return self._next_short(now, head) or self._next_long(now, head)
+
+    def _long_head(self) -> Job | None:
+        """The long that is next: the least charged tenant's, unless that holds its half already."""
+        if self.longs.tenant_count <= 1 and not len(self.shorts):
+            return self.longs.head()
+        heads = self.longs.heads()
+        return next((job for job in heads if not self._over_share(job)), heads[0] if heads else None)
+
+    def _over_share(self, job: Job) -> bool:
+        """A tenant may hold at most half of B while another waits."""
+        tenant, pool = job.request.tenant, self.pool
+        held = pool.tenant_tokens.get(tenant, 0)
+        if not held or held + job.prompt_tokens <= TENANT_SHARE * pool.budget_tokens:
+            return False
+        return self.longs.others_wait(tenant) or self.shorts.others_wait(tenant)
 
     def _take_turns(self, job: Job, end: int, now: float) -> bool:
         """Must the next slice wait, so that shorts get in before it?"""
@@ -133,6 +149,8 @@ class Line:
             if pool.short_backlog_tokens and pool.short_backlog_tokens + uncached > pool.facts.chunk_tokens:
                 return None  # one chunk's worth at a time; the rest stays where it can be ordered
             reserve = self.reserve_of(job)
+            if self._over_share(job):
+                continue
             if not pool.fits(job, reserve):
                 if self._dropped_hold(job, now):
                     return self._next_short(now, head)

@@ -38,6 +38,7 @@ class Pool:
         self.prefix = PrefixLedger()
         self.idle = IdleCache()
         self.holds: list[Hold] = []
+        self.tenant_tokens: dict[str, int] = {}
         self.timeline = PrefillTimeline(self.costs, limits)
         self.slicing = Slicing(self.costs, limits)
         self.sliced: Job | None = None  # the job whose prompt goes in slices now
@@ -318,6 +319,8 @@ class Pool:
         self._set_reserve(job, reserve_tokens)
         if not job.long:
             self._short_tokens += self.own_tokens(job) - job.reserve_tokens
+        self._charge_tenant(job, self.own_tokens(job))
+        job.cached_tokens = job.prompt_tokens - job.uncached_tokens
         self._recount_engine(job)
         job.predicted_prefill_seconds = self.timeline.prefill_seconds(job, job.uncached_tokens)
         if sliced:
@@ -389,6 +392,7 @@ class Pool:
         del self.jobs[job.rid]
         if job is self.sliced:
             self.sliced = None
+        self._charge_tenant(job, -job.tenant_tokens)
         for end_tokens in job.slice_ends:
             self.timeline.slice_ended(job, end_tokens)
         if not job.prefill_done:
@@ -441,6 +445,15 @@ class Pool:
         for job in self.jobs.values():
             self._recount_engine(job)
         self.version += 1
+
+    def _charge_tenant(self, job: Job, tokens: int) -> None:
+        tenant = job.request.tenant
+        left = self.tenant_tokens.get(tenant, 0) + tokens
+        job.tenant_tokens += tokens
+        if left:
+            self.tenant_tokens[tenant] = left
+        else:
+            self.tenant_tokens.pop(tenant, None)
 
     def _set_uncached(self, job: Job, tokens: int) -> None:
         tokens = min(max(1, tokens), job.uncached_tokens)

@@ -99,8 +99,17 @@ class FairQueue:
             return before + len(mine) - 1
         return before + next(index for index, rid in enumerate(mine) if rid == job.rid)
 
-    def tenants(self) -> set[str]:
-        return set(self._tenants)
+    @property
+    def tenant_count(self) -> int:
+        return len(self._tenants)
+
+    def others_wait(self, tenant: str) -> bool:
+        """Does anybody but `tenant` wait here?"""
+        return len(self._tenants) > (tenant in self._tenants)
+
+    def heads(self) -> list[Job]:
+        """The first job of each tenant, least charged first."""
+        return [next(iter(self._tenants[t].values())) for t in sorted(self._tenants, key=self._rank)]
 
     def in_order(self) -> Iterator[Job]:
         """Jobs in the order they would be served if charges stayed as they are."""

@@ -1,7 +1,6 @@
 """The few ASGI moves the hot path needs: read a bounded body, answer, notice that the client left."""
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -95,13 +94,8 @@ class Watch:
         assert self._watcher is not None
         assert self._handler is not None
         self._watcher.cancel()
-        if not self.gone:
-            return
-        if not isinstance(error, asyncio.CancelledError):
-            # cancelled, but not at an await yet: take it here, so that it strikes nobody else
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0)
-        if self._handler.uncancel() <= 0:
+        # a cancellation from elsewhere, which came as well, stays one
+        if self.gone and self._handler.uncancel() <= 0:
             raise ClientGone from None
 
     async def _wait(self) -> None:

@@ -144,11 +144,15 @@ class Gate:
         ticket.first_token_at = now
         self._step(now, FirstToken(ticket.request.rid, cached_tokens))
 
-    def requeue(self, ticket: Ticket) -> None:
-        """The engine took nothing on: wait again, within the same deadline."""
+    def requeue(self, ticket: Ticket) -> bool:
+        """The engine took nothing on: wait again, within the same deadline. False: there is no waiting
+        for it any more, and it must be answered."""
         ticket.decision = None
         ticket.first_token_at = None
         self._step(self.clock(), Requeue(ticket.request.rid))
+        job = self.controller.jobs.get(ticket.request.rid)
+        waits = job is not None and job.state in (State.QUEUED, State.SLICING)
+        return waits or ticket.decision is not None
 
     def finish(self, ticket: Ticket, *, completed: bool) -> None:
         """The engine has let go of it, or it never got there: every charge comes back."""
@@ -158,9 +162,9 @@ class Gate:
         del self._tickets[ticket.request.rid]
         usage = ticket.observed.usage
         produced = ticket.observed.generated_tokens
-        prompt = None
+        prompt = cached = None
         if usage is not None:
-            prompt = usage.prompt_tokens
+            prompt, cached = usage.prompt_tokens, usage.cached_tokens
             produced = usage.completion_tokens if usage.completion_tokens is not None else produced
         if completed and ticket.dispatched_at is not None:
             job = self.controller.jobs.get(ticket.request.rid)
@@ -170,7 +174,7 @@ class Gate:
         now = self.clock()
         if self._decisions is not None:
             self._decisions.write(end_line(now, ticket, prompt, produced, completed=completed))
-        self._step(now, Finished(rid, prompt, produced, completed=completed))
+        self._step(now, Finished(rid, prompt, produced, cached, completed=completed))
 
     def leave(self, ticket: Ticket) -> None:
         """The client is gone. What was sent drains: `finish` when the engine has let go."""

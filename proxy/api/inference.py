@@ -28,7 +28,13 @@ from proxy.tokens.sizer import Sizer
 from proxy.upstream.backend import Backend
 from proxy.upstream.body import screen
 from proxy.upstream.call import Call
-from proxy.upstream.errors import BodyRefused, UpstreamBroken, UpstreamBusy, UpstreamUnreachable
+from proxy.upstream.errors import (
+    BodyRefused,
+    UpstreamBroken,
+    UpstreamBusy,
+    UpstreamError,
+    UpstreamUnreachable,
+)
 from proxy.upstream.exchange import Exchange
 
 logger = logging.getLogger("proxy.request")
@@ -238,29 +244,27 @@ class _Flow:
         )
         try:
             return await handler.backend_of(decision.pool).send(call)
-        except UpstreamBusy:
-            self._again()
+        except UpstreamBusy as error:
+            if not self._again():
+                await self._failed(error)
         except UpstreamUnreachable as error:
-            if not error.sent:
-                self._again()
-            else:
-                self.outcome = Outcome.FAILED
-                self.reason = error.reason
-                await self.reply(
-                    answers.upstream_error(
-                        self.api, 502, "The backend failed before it answered.", "upstream_failed"
-                    )
-                )
+            if error.sent or not self._again():
+                await self._failed(error)
         except BodyRefused as error:
             self.pool = None
             await self.reply(answers.bad_request(self.api, error.message, error.param))
         return None
 
-    def _again(self) -> None:
+    def _again(self) -> bool:
         """Nothing runs at the backend: back into the queue, until its turn comes again."""
         assert self.ticket is not None
         self.pool = None
-        self.handler.gate.requeue(self.ticket)
+        return self.handler.gate.requeue(self.ticket)
+
+    async def _failed(self, error: UpstreamError) -> None:
+        self.outcome, self.reason = Outcome.FAILED, error.reason
+        message = "The backend failed before it answered."
+        await self.reply(answers.upstream_error(self.api, 502, message, "upstream_failed"))
 
     async def _stream(self, exchange: Exchange, decision: Dispatch, ticket: Ticket) -> None:
         gate = self.handler.gate

@@ -85,7 +85,7 @@ def _pool(axes: Any, side: Side, pool_tokens: int) -> None:
         axes.plot(at, committed, color=COLOURS[1], linewidth=1.2, label="committed")
     axes.axhline(pool_tokens, color="black", linewidth=1, linestyle="--", label="pool")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}K")
-    axes.set_ylim(0, pool_tokens * 1.08)
+    axes.set_ylim(0, pool_tokens * 1.4)
     axes.set_xlabel("seconds")
     axes.grid(visible=True, which="major", alpha=0.35)
     axes.legend(loc="upper right", fontsize=8, ncols=3)

@@ -38,7 +38,8 @@ class Question:
     """A limit: its setting, what stands for its absence, and what was seen of it.
 
     `field` is its name in `Limits`; `no_limit` what it may be without being a limit; `unset` what None
-    stands for, where that is a limit too.
+    stands for, where that is a limit too. A limit that can only refuse for certain `reasons` is known not
+    to have acted when nobody was.
     """
 
     setting: str
@@ -47,6 +48,7 @@ class Question:
     seen: Callable[[Evidence], str]
     no_limit: tuple[Any, ...] = ()
     unset: str = ""
+    reasons: tuple[Reason, ...] = ()
 
     @property
     def variable(self) -> str:
@@ -56,6 +58,11 @@ class Question:
         """Is it a limit there?"""
         value = getattr(limits, self.field)
         return value != self.without and value not in self.no_limit
+
+    def open(self, evidence: Evidence) -> bool:
+        """Does the answer take another run?"""
+        surely_idle = bool(self.reasons) and not any(map(evidence.refused, self.reasons))
+        return self.asked_of(evidence.limits) and not surely_idle
 
     def shown(self, limits: Limits) -> str:
         """Its value as the operator would write it; "" where it is no limit."""
@@ -106,7 +113,7 @@ def _slices(e: Evidence) -> str:
 
 def _bypass_age(e: Evidence) -> str:
     oldest = e.seen.most["blocked_seconds"]
-    return f"the oldest blocked long was {oldest:.1f} s old; the gate closed {e.seen.gate_closures} times"
+    return f"the oldest blocked long was {oldest:.1f} s old; times the gate closed: {e.seen.gate_closures}"
 
 
 def _bypass_tokens(e: Evidence) -> str:
@@ -127,7 +134,7 @@ QUESTIONS = (
         "max_long_prefills",
         "max_long_prefills",
         10**6,
-        lambda e: f"{e.most('long_contexts')} longs at most held a place",
+        lambda e: f"at most {e.most('long_contexts')} longs held a place at once",
     ),
     Question("prefill_slice_seconds", "slice_seconds", 0.0, _slices),
     Question("prefill_slice_max_tokens", "slice_max_tokens", None, _slices, no_limit=(0,)),
@@ -139,6 +146,7 @@ QUESTIONS = (
         "max_queue_requests",
         10**9,
         lambda e: f"at most {e.most('queue_requests')} waited; {e.refused(Reason.QUEUE_FULL)} found it full",
+        reasons=(Reason.QUEUE_FULL,),
     ),
     Question(
         "max_queue_tokens",
@@ -146,6 +154,7 @@ QUESTIONS = (
         10**15,
         lambda e: f"at most {e.most('queue_tokens')} tokens waited",
         unset="20 x pool",
+        reasons=(Reason.QUEUE_FULL,),
     ),
     Question(
         "max_prompt_tokens",
@@ -155,18 +164,19 @@ QUESTIONS = (
             f"the largest prompt was {max((r.prompt_tokens for r in e.run.records), default=0):,}; "
             f"{e.refused(Reason.CONTEXT_LENGTH_EXCEEDED)} were refused as too long"
         ),
+        reasons=(Reason.CONTEXT_LENGTH_EXCEEDED,),
     ),
     Question(
         "max_long_contexts",
         "max_long_contexts",
         None,
-        lambda e: f"{e.most('long_contexts')} were resident at most",
+        lambda e: f"at most {e.most('long_contexts')} longs held a place at once",
     ),
     Question(
         "output_reserve_quantile",
         "output_reserve_quantile",
         1.0,
-        lambda e: "without: the longest output seen is reserved",
+        lambda e: "without it, the longest output seen is reserved",
     ),
     Question(
         "output_reserve_cap",
@@ -178,7 +188,7 @@ QUESTIONS = (
         "session_hold_seconds",
         "session_hold_seconds",
         0.0,
-        lambda e: "without: no idle conversation is held",
+        lambda e: "without it, no idle conversation is held",
     ),
 )
 

@@ -68,7 +68,7 @@ class Plan:
         answers = []
         for question in questions(policy.limits):
             first = None
-            if question.asked_of(policy.limits):
+            if question.open(evidence):
                 lifted = question.lifted(policy.limits)
                 first = first_difference(
                     self._traffic(lifted.max_queue_seconds),

@@ -1,6 +1,8 @@
 """A plan in plain text: figures per group, the server, what decided, which limits could have acted."""
 
+import textwrap
 from collections.abc import Sequence
+from math import nan
 
 from proxy.admission.backfill import Rule
 from proxy.admission.types import Reason
@@ -12,6 +14,7 @@ from proxy.simulator.report import aligned, seconds
 from proxy.simulator.watched import Cause, Seen
 
 NEVER = "never acted in this run"
+WIDTH = 110  # of lines that can be broken
 _RULES = {
     Rule.ENDS_BEFORE: "ends before the blocked long can start",
     Rule.BESIDE: "fits beside it",
@@ -47,20 +50,20 @@ def _figures(sides: Sequence[Side], grouping: Grouping) -> str:
         for side in sides:
             figures = by_side[side.name].get(group)
             if figures is not None:
-                rows.append((label, side.name, *_cells(figures)))
+                rows.append((label, side.name, *_cells(figures, held=side.seen is not None)))
                 label = ""
                 lost += _lost(side.name, figures)
     title = f"By {grouping.by}: waits until sent and times to the first token in seconds"
     return f"{title}\n\n" + "\n".join(aligned(rows)) + lost
 
 
-def _cells(figures: Figures) -> tuple[str, ...]:
+def _cells(figures: Figures, *, held: bool) -> tuple[str, ...]:
+    waits = (figures.wait_p50_seconds, figures.wait_p99_seconds) if held else (nan, nan)
     target = "" if figures.target_seconds is None else f" within {figures.target_seconds:g} s"
     return (
         str(figures.offered),
         str(figures.refusals),
-        seconds(figures.wait_p50_seconds),
-        seconds(figures.wait_p99_seconds),
+        *map(seconds, waits),
         seconds(figures.ttft_p50_seconds),
         seconds(figures.ttft_p99_seconds),
         f"{figures.goodput:.1%}{target}",
@@ -98,52 +101,66 @@ def _server(plan: Plan) -> str:
                 f"{side.run.wall_seconds:.1f} s",
             )
         )
-    return "The server\n\n" + "\n".join(aligned(rows))
+    return "The server\n\n" + "\n".join(aligned(rows, left=1))
 
 
 def _decisions(side: Side, seen: Seen) -> str:
     passed = {words: seen.rules[rule] for rule, words in _RULES.items()}
     held = {cause.value: len(seen.held[cause]) for cause in Cause}
     refused = {reason.value: seen.refusals[reason.value] for reason in _REASONS}
-    gate = f"closed {seen.gate_closures} times, {seen.gate_closed_seconds:.1f} s in all"
+    gate = f"times closed: {seen.gate_closures}, {seen.gate_closed_seconds:.1f} s in all"
     slices = f"{len(seen.sliced)} prompts in {seen.sliced.total()} slices, {seen.slice_misses} missed"
-    rows = [
-        ("sent when nobody was ahead", str(seen.rules[Rule.FIT])),
+    rows = (
+        ("sent with nobody ahead", [str(seen.rules[Rule.FIT])]),
         ("sent past a blocked long", _counted(passed)),
-        ("not sent at once because of", _counted(held)),
+        ("held, when it was next, by", _counted(held)),
         ("refused", _counted(refused)),
-        ("gate", gate if seen.gate_closures else NEVER),
-        ("sliced prefill", slices if seen.sliced else NEVER),
-        ("budget after retractions", f"{seen.lowest_budget_tokens:,} tokens at the lowest"),
-    ]
-    lines = [f"{title:28}{text}" for title, text in rows]
-    return f"What {side.name} decided, in requests\n\n" + "\n".join(lines)
+        ("gate", [gate if seen.gate_closures else NEVER]),
+        ("sliced prefill", [slices if seen.sliced else NEVER]),
+        ("budget", [f"never below {seen.lowest_budget_tokens:,} tokens (retractions lower it)"]),
+    )
+    lines = [f"What {side.name} decided, in requests", ""]
+    for title, texts in rows:
+        for number, text in enumerate(texts):
+            lines += _hanging("" if number else title, text, indent=28)
+    return "\n".join(lines)
 
 
-def _counted(counts: dict[str, int]) -> str:
+def _counted(counts: dict[str, int]) -> list[str]:
     """Those that happened with their counts, then those that did not."""
-    acted = [f"{words} {count}" for words, count in counts.items() if count]
+    acted = [f"{words}: {count}" for words, count in counts.items() if count]
     idle = [words for words, count in counts.items() if not count]
-    never = [f"never: {', '.join(idle)}"] if idle else []
-    return "; ".join([*acted, *never])
+    never = [f"{NEVER}: {', '.join(idle)}"] if idle else []
+    return [", ".join(acted)] * bool(acted) + never
 
 
 def _limits(side: Side) -> str:
     limits = [answer for answer in side.answers if answer.value]
-    lines = aligned([(a.variable, a.value, acted(a), a.seen) for a in limits], left=4)
-    unset = [answer.variable for answer in side.answers if not answer.value]
-    if unset:
-        lines.append(f"no limit here: {', '.join(unset)}")
-    title = (
-        f"Could this limit of {side.name} have acted at all? Each was lifted and everything decided again."
-    )
-    return f"{title}\n\n" + "\n".join(lines)
+    lines = [
+        f"Could this limit of {side.name} have acted at all? (each lifted, and everything decided again)",
+        "",
+    ]
+    for answer in limits:
+        lines += _hanging(f"{answer.variable}={answer.value}", acted(answer), indent=41)
+        lines += _hanging("", answer.seen, indent=41)
+    unset = ", ".join(answer.variable for answer in side.answers if not answer.value)
+    return "\n".join([*lines, *(_hanging("not set", unset, indent=41) if unset else ())])
 
 
 def acted(answer: Answer) -> str:
-    """In words: never, or at what it acted first."""
-    if answer.first is None:
-        return NEVER
+    """In words: never, or what it did first."""
     first = answer.first
+    if first is None:
+        return NEVER
     kind = f"{answer.kind} " if answer.kind else ""
-    return f"acted, first at {first.at:.1f} s ({kind}{first.rid}: {first.what})"
+    return f"acted, first at {first.at:.1f} s: {kind}{first.rid} was {first.what}"
+
+
+def _hanging(title: str, text: str, *, indent: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=title.ljust(indent),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+    )

@@ -236,7 +236,7 @@ class _Replay:
         self._crowd.ended(sent, outcome)
         if self._desk.decides_on(sent):
             counts = (event.prompt_tokens, event.completion_tokens) if event else (None, None)
-            self._desk.tell(Finished(rid, counts[0], counts[1], outcome is Outcome.DONE))
+            self._desk.tell(Finished(rid, counts[0], counts[1], completed=outcome is Outcome.DONE))
 
     def _crash(self, restart: Restart) -> None:
         """The server dies with all it held; another with an empty pool takes its place."""

@@ -20,7 +20,7 @@ SAME_SECONDS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first decision that differs: of `rid`, at `at` seconds, and in words what had happened to it."""
+    """The first decision that differs: of `rid`, at `at` seconds, and in words what the limit did to it."""
 
     at: float
     rid: str
@@ -85,13 +85,13 @@ class _Comparing:
         self._met.add(rid)
         then = self._expected.get(rid)
         if then is None:
-            raise _Differs(now, rid, "it was never decided on")
+            raise _Differs(now, rid, "never decided on, without it it was")
         if then.dispatched != dispatched:
-            what = "it was sent, not refused" if then.dispatched else "it was refused, not sent"
+            what = "sent, without it refused" if then.dispatched else "refused, without it sent"
             raise _Differs(min(now, then.at), rid, what)
         if now < then.at - SAME_SECONDS:
             done = "sent" if then.dispatched else "refused"
-            raise _Differs(now, rid, f"it was {done} {then.at - now:.1f} s later")
+            raise _Differs(now, rid, f"{done} {then.at - now:.1f} s later than without")
 
     def _overdue(self, until: float) -> None:
         while self._passed < len(self._in_order):
@@ -99,6 +99,6 @@ class _Comparing:
             if decision.rid not in self._met:
                 if decision.at >= until:
                     return
-                what = "it was sent earlier" if decision.dispatched else "it was refused earlier"
-                raise _Differs(decision.at, decision.rid, what)
+                done = "sent" if decision.dispatched else "refused"
+                raise _Differs(decision.at, decision.rid, f"{done} earlier than without")
             self._passed += 1

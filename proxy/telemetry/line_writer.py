@@ -10,6 +10,8 @@ from collections.abc import Callable
 # About ten seconds of a busy proxy; what does not fit is counted and dropped.
 CAPACITY_LINES = 20_000
 _BATCH_LINES = 500
+# Lines are gathered this long: a thread that wakes up for each takes the interpreter from the loop.
+_GATHER_SECONDS = 0.02
 _RETRY_SECONDS = 5.0
 
 
@@ -33,37 +35,37 @@ class LineWriter:
         self._dropped = dropped
         self._said = said
         self._retry_seconds = retry_seconds
-        self._lines: queue.Queue[bytes | None] = queue.Queue(capacity_lines)
+        self._capacity_lines = capacity_lines
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._fd: int | None = None
         self._retry_at = 0.0
         self._lost = 0
         self._torn = False
-        self._closed = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="line-writer", daemon=True)
         self._thread.start()
 
     def write(self, line: bytes) -> None:
         """Takes one line without its newline. Never blocks, never raises."""
-        try:
-            if self._closed:
-                raise queue.Full
-            self._lines.put_nowait(line)
-        except queue.Full:
+        if self._closed.is_set() or self._lines.qsize() >= self._capacity_lines:
             self._dropped(1)
+        else:
+            self._lines.put(line)
 
     def close(self, timeout_seconds: float = 5.0) -> None:
         """Writes what is queued, at most for `timeout_seconds`, and ends the thread."""
-        if self._closed:
+        if self._closed.is_set():
             return
-        self._closed = True
-        with contextlib.suppress(queue.Full):  # full: the thread is stuck, and a daemon dies with us
-            self._lines.put(None, timeout=timeout_seconds)
-        self._thread.join(timeout_seconds)
+        self._closed.set()
+        self._lines.put(None)
+        self._thread.join(timeout_seconds)  # should it be stuck: a daemon dies with us
 
     def _run(self) -> None:
         ended = False
         while not ended:
             batch = [self._lines.get()]
+            if self._lines.qsize() < _BATCH_LINES:
+                self._closed.wait(_GATHER_SECONDS)
             while len(batch) < _BATCH_LINES and batch[-1] is not None:
                 try:
                     batch.append(self._lines.get_nowait())

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from proxy.admission.types import Lane
 from proxy.telemetry.line_writer import LineWriter
@@ -70,7 +71,11 @@ def request_line(
         "completion_tokens": completion_tokens,
         "backend": backend,
     }
-    logger.info("request", extra={"fields": {key: v for key, v in fields.items() if v is not None}})
+    shown = {key: value for key, value in fields.items() if value is not None}
+    # without the walk up the stack that `logger.info` makes for the caller's name
+    logger.handle(
+        logger.makeRecord(logger.name, logging.INFO, "", 0, "request", (), None, extra={"fields": shown})
+    )
 
 
 class ThreadedHandler(logging.Handler):
@@ -155,10 +160,17 @@ def _cut(value: object) -> object:
 
 
 def _text_value(value: object) -> str:
+    if type(value) is int or type(value) is float:
+        return str(value)
     text = str(_cut(value))
     return text if _PLAIN.fullmatch(text) else json.dumps(text).replace("\x7f", "\\u007f")
 
 
 def _time(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
+    seconds, fraction = divmod(record.created, 1)
+    return f"{_date(int(seconds))}.{int(fraction * 1000):03d}Z"
+
+
+@lru_cache(maxsize=2)
+def _date(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"

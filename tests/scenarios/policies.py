@@ -6,6 +6,7 @@ are what one would write first, or what other proxies do.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from proxy.admission.backfill import Gate, Rule
@@ -15,9 +16,17 @@ from proxy.admission.limits import Limits
 from proxy.admission.line import Line
 from proxy.admission.pool import Pool
 from proxy.admission.sensor import Sensor
-from proxy.admission.types import Action, PoolUp
+from proxy.admission.types import Action, Arrival, Event, PoolUp
 
 Make = Callable[[Limits], Controller]
+
+
+def named(value: object) -> str | None:
+    """The ids of a table of checks and wrong policies: their names."""
+    while isinstance(value, partial):
+        value = value.func
+    name = getattr(value, "__name__", None)
+    return name if isinstance(name, str) else "because"
 
 
 class Rebuilt(Controller):
@@ -74,6 +83,41 @@ class NoGate(Rebuilt):
             return False
 
 
+class GateSaysNothing(Rebuilt):
+    """The gate closes and nobody can see it."""
+
+    class gate_type(Gate):  # noqa: N801
+        def closed(self, now: float) -> bool:
+            return False
+
+
+class BudgetForEver(Rebuilt):
+    """The bypass budget is never given back: one blocked head closes the gate for all to come."""
+
+    class gate_type(Gate):  # noqa: N801
+        def block(self, head: Job | None) -> None:
+            if head is not None:
+                super().block(head)
+
+        def rule_for(
+            self, job: Job, reserve_tokens: int, head_reserve_tokens: int, now: float
+        ) -> Rule | None:
+            rule = super().rule_for(job, reserve_tokens, head_reserve_tokens, now)
+            return None if self.closed(now) else rule
+
+
+class LateBackfill(Controller):
+    """Looks for one that may pass a blocked head only when something else happens."""
+
+    def step(self, now: float, event: Event) -> list[Action]:
+        self._just_arrived = isinstance(event, Arrival)
+        return super().step(now, event)
+
+    def _dispatch(self, now: float, line: Line, actions: list[Action]) -> None:
+        if not (self._just_arrived and line.gate.head):
+            super()._dispatch(now, line, actions)
+
+
 class NewestFirst(Rebuilt):
     """The newest is served first."""
 
@@ -94,3 +138,33 @@ class NoExpressShare(Controller):
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(replace(limits, express_share=0.0))
+
+
+# --- what the engine counts ---------------------------------------------------------------------
+
+
+class EngineQueue(Rebuilt):
+    """Whatever fits by tokens is sent; the engine may queue it, in its own order."""
+
+    class pool_type(Pool):  # noqa: N801
+        def _fits_engine(self, job: Job, prompt_tokens: int, lent: int) -> bool:
+            return True
+
+        def _fits_slots(self, job: Job) -> bool:
+            return True
+
+
+class NoSlotsForShorts(Controller):
+    """Longs may take every running slot."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(replace(limits, short_slot_share=-1.0))
+
+
+class OneSlotEach(Rebuilt):
+    """A request is one request, whatever its n."""
+
+    class pool_type(Pool):  # noqa: N801
+        def _fits_slots(self, job: Job) -> bool:
+            slots = self.facts.max_running_requests
+            return slots is None or len(self.jobs) < slots

@@ -19,11 +19,13 @@ def from_messages(body: dict[str, Any], *, inline_system: bool) -> dict[str, Any
     thinking = body.get("thinking")
     if isinstance(thinking, dict) and thinking.get("type") == "disabled":
         return None
-    system = [text for text in _texts(body.get("system")) if text and not text.isspace()]
+    system = [text for text in _texts(body.get("system")) if text]
+    if isinstance(body.get("system"), str) and body["system"].isspace():
+        system = []
     messages: list[dict[str, Any]] = []
     for message in body["messages"]:
         if message["role"] == "system" and not inline_system:
-            system.extend(text for text in ["\n".join(_texts(message["content"])).strip()] if text)
+            system.extend(text.strip() for text in _texts(message["content"]) if text.strip())
         elif not _add(messages, message):
             return None
     if system:

@@ -104,8 +104,20 @@ async def test_what_cannot_be_exact_is_estimated_and_says_so(sizer: Sizer, body:
     assert await sizer.ids(Api.CHAT, orjson.dumps(body)) is None
 
 
-async def test_other_apis_are_estimated_with_the_models_vocabulary(sizer: Sizer, model: Model) -> None:
-    body = orjson.dumps({"input": TEXT})
+async def test_other_chat_apis_are_counted_as_the_chat_that_the_server_makes_of_them(
+    sizer: Sizer, model: Model
+) -> None:
+    message = b'{"max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}'
+    expected = ids_of(model, "Hello")
+
+    for api, body in ((Api.RESPONSES, b'{"input": "Hello"}'), (Api.MESSAGES, message)):
+        sized = await sizer.size(api, body)
+        assert (sized.exact, sized.prompt_tokens) == (True, len(expected))
+        assert await sizer.ids(api, body) == expected
+
+
+async def test_where_that_cannot_be_known_they_are_estimated(sizer: Sizer, model: Model) -> None:
+    body = orjson.dumps({"input": TEXT, "previous_response_id": "resp_1"})
     sized = await sizer.size(Api.RESPONSES, body)
 
     assert not sized.exact
