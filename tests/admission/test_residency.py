@@ -1,0 +1,106 @@
+from proxy.admission.controller import Controller
+from proxy.admission.limits import Limits
+from proxy.admission.residency import IdleCache
+from proxy.admission.types import (
+    Action,
+    Arrival,
+    Dispatch,
+    Event,
+    Finished,
+    FirstToken,
+    Lane,
+    PoolFacts,
+    PoolUp,
+    Request,
+    Segment,
+    Tick,
+)
+
+POOL = 186_624
+
+
+def chain(name: str, count: int, tokens: int = 1000) -> tuple[Segment, ...]:
+    return tuple(Segment(f"{name} {i}".encode(), tokens) for i in range(count))
+
+
+class Talk:
+    """One conversation against a controller on a hand-driven clock."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.controller = Controller(limits or Limits())
+        self.now = 0.0
+        self.turns = 0
+        self.step(PoolUp("p", PoolFacts(POOL, POOL - 6, 1_000_000, 64)))
+
+    def step(self, event: Event) -> list[Action]:
+        return self.controller.step(self.now, event)
+
+    def turn(self, segments: tuple[Segment, ...], session: str = "s", after: float = 3.0) -> Dispatch:
+        self.turns += 1
+        rid = f"r{self.turns}"
+        self.now += after
+        tokens = sum(s.tokens for s in segments) + 100
+        (action,) = self.step(Arrival(Request(rid, tokens, 300, segments=segments, session=session)))
+        assert isinstance(action, Dispatch)
+        self.now += 0.5
+        self.step(FirstToken(rid))
+        self.now += 0.5
+        self.step(Finished(rid, tokens, 300))
+        return action
+
+    @property
+    def held(self) -> int:
+        return self.controller.lines["p"].pool.held_tokens
+
+
+def test_a_context_is_held_after_a_turn_of_a_named_conversation() -> None:
+    talk = Talk()
+    talk.turn(chain("a", 48))
+    assert talk.held == 48_000
+    assert talk.controller.lines["p"].pool.committed_tokens == 0
+
+
+def test_an_unnamed_conversation_is_held_from_its_second_turn_on() -> None:
+    talk = Talk()
+    talk.turn(chain("a", 48), session="")
+    assert talk.held == 0
+    talk.turn(chain("a", 50), session="")
+    assert talk.held == 50_000
+
+
+def test_the_next_turn_of_a_held_context_is_a_short() -> None:
+    talk = Talk()
+    assert talk.turn(chain("a", 48)).lane is Lane.LONG
+    assert talk.turn(chain("a", 50)).lane is Lane.SHORT
+
+
+def test_a_hold_ends_by_itself() -> None:
+    talk = Talk(Limits(session_hold_seconds=10.0))
+    talk.turn(chain("a", 48))
+    talk.now += 10.5
+    talk.step(Tick())
+    assert talk.held == 0
+
+
+def test_no_hold_where_holding_is_off() -> None:
+    talk = Talk(Limits(session_hold_seconds=0.0))
+    talk.turn(chain("a", 48))
+    assert talk.held == 0
+
+
+def test_a_hold_gives_way_to_a_short_that_needs_the_room() -> None:
+    talk = Talk()
+    talk.turn(chain("a", 150))
+    assert talk.held == 150_000
+    talk.now += 0.1
+    actions = [talk.step(Arrival(Request(f"s{i}", 8000, 100))) for i in range(6)]
+    assert any(isinstance(action, Dispatch) for step in actions for action in step)
+
+
+def test_the_idle_cache_forgets_leaves_before_roots() -> None:
+    cache = IdleCache()
+    cache.add(list(chain("a", 4)))
+    cache.trim(2000)
+    assert cache.known_tokens(chain("a", 4)) == 2000
+    cache.trim(0)
+    assert (cache.tokens, len(cache)) == (0, 0)
