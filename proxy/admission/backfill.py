@@ -112,7 +112,9 @@ class Gate:
         if not job.long and not pressing and pool.short_tokens + need <= pool.express_tokens:
             return Rule.EXPRESS
         if not job.long and pressing:
-            room = pool.short_room_beside(pool.need_tokens(head, head_reserve_tokens))
+            room = pool.short_room_beside(
+                pool.need_tokens(head, head_reserve_tokens), exact=head.ids_tokens is not None
+            )
             return Rule.GIANT_ROOM if pool.short_tokens + need <= room else None
         if self._old(now):
             return None

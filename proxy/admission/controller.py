@@ -51,8 +51,6 @@ from proxy.admission.types import (
     Tokenize,
 )
 
-BACKOFF_SECONDS = 0.5  # after the engine said "queue full"; doubles per turn of the same request
-BACKOFF_MOST_SECONDS = 5.0
 TENANTS_KEPT = 4096
 CACHE_SLACK_TOKENS = 2048  # less than believed to be cached, by more than an open segment or two
 
@@ -263,11 +261,14 @@ class Controller:
             return (line,) if line else ()
         if not event.reached_engine or (job.state is State.SLICING and not job.slice_ends):
             return self._release(now, job)
+        line = self.lines[job.pool]
         if job.state is not State.DRAINING:
             job.state = State.DRAINING
             job.drain_until = now + self.limits.drain_seconds
             self._draining[job.rid] = job
-        return ()
+            if line.pool.sliced is job:  # it costs no more than the slice under way
+                line.pool.sliced = None
+        return (line,)
 
     def _load(self, now: float, event: Load, _: list[Action]) -> Iterable[Line]:
         line = self.lines.get(event.pool)
@@ -291,9 +292,7 @@ class Controller:
         if not line.pool.up:
             self._place(now, job, actions)
             return self.lines.values()
-        job.requeues += 1
-        backoff = min(BACKOFF_MOST_SECONDS, BACKOFF_SECONDS * 2 ** (job.requeues - 1))
-        line.pool.hold_until = max(line.pool.hold_until, now + backoff)
+        line.pool.turned_away(job, now)
         self._enqueue(job, line, front=True)
         return (line,)
 

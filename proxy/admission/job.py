@@ -33,7 +33,6 @@ class Job:
     first_token_at: float = 0.0
     drain_until: float = 0.0
     conversation: Conversation | None = None
-    requeues: int = 0
     rule: str = "fit"
     # sliced prefill, in tokens from the start of the prompt
     ids_wanted: bool = False

@@ -22,6 +22,9 @@ from proxy.admission.timeline import PrefillTimeline
 from proxy.admission.types import Lane, PoolFacts
 
 ENGINE_RATIO_START = 0.7  # SGLang's `SGLANG_INIT_NEW_TOKEN_RATIO`, x conservativeness
+BACKOFF_SECONDS = 0.5  # after the engine said "queue full"; doubles while it goes on saying so
+BACKOFF_MOST_SECONDS = 5.0
+EXACT_ROOM_SHARE = 0.9
 BUDGET_FLOOR = 0.5  # however often the engine retracts, half of the budget stays usable
 BUDGET_CUT = 0.9
 BUDGET_RISE = 1.01
@@ -51,6 +54,8 @@ class Pool:
         self.foreign_tokens = 0
         self.growth_over_budget = 0  # how often a stream outgrew what was left
         self.hold_until = 0.0  # after back-pressure from the engine
+        self.backoff_seconds = 0.0  # not 0: nothing got through since then
+        self._probe: Job | None = None  # the one that was sent to see whether it does
         self._tail_tokens = 0
         self._reserve_tokens = 0
         self._short_tokens = 0
@@ -254,7 +259,9 @@ class Pool:
         if job.lane is Lane.LONG:
             return self.effective_tokens + need + self.unused_express_tokens <= self.budget_tokens
         if job.lane is Lane.GIANT:
-            return self.effective_tokens + need <= need + self.short_room_beside(need)
+            return self.effective_tokens + need <= need + self.short_room_beside(
+                need, exact=job.ids_tokens is not None
+            )
         return self.effective_tokens + need <= self.short_ceiling_tokens + lent
 
     @property
@@ -264,12 +271,20 @@ class Pool:
         if giant is None:
             return self.budget_tokens
         held = self.own_tokens(giant)
-        return max(self.budget_tokens, held + self.short_room_beside(held))
+        return max(
+            self.budget_tokens, held + self.short_room_beside(held, exact=giant.ids_tokens is not None)
+        )
 
-    def short_room_beside(self, giant_tokens: int) -> int:
-        """What shorts may hold beside a giant: what it leaves of B, or a little of the headroom."""
+    def short_room_beside(self, giant_tokens: int, *, exact: bool) -> int:
+        """What shorts may hold beside a giant: what it leaves of B, or a little of the headroom.
+
+        The headroom is there for wrong counts: beside a giant whose ids are known most of it is room.
+        """
         roof = self.facts.pool_tokens - 2 * self.facts.page_tokens - giant_tokens
-        least = max(0, min(self.limits.min_short_room_tokens, roof))
+        wanted = self.limits.min_short_room_tokens
+        if exact:
+            wanted = max(wanted, int(EXACT_ROOM_SHARE * roof))
+        least = max(0, min(wanted, roof))
         return max(self.budget_tokens - giant_tokens, least)
 
     @property
@@ -327,7 +342,18 @@ class Pool:
             self.sliced = job
         else:
             self.timeline.sent(job, now)
+        if self.backoff_seconds:
+            self._probe, self.hold_until = job, now + self.backoff_seconds
         self.version += 1
+
+    def turned_away(self, job: Job, now: float) -> None:
+        """The engine's own queue is full. Wait, longer each time, and then try with one request.
+
+        Those that were sent together are turned away together, and count once.
+        """
+        if now >= self.hold_until or job is self._probe:
+            self.backoff_seconds = min(BACKOFF_MOST_SECONDS, max(BACKOFF_SECONDS, 2 * self.backoff_seconds))
+            self.hold_until = now + self.backoff_seconds
 
     def counted(self, job: Job, prompt_tokens: int) -> None:
         """Its exact length is known now: the charge follows."""
@@ -368,6 +394,8 @@ class Pool:
         """Its first token came: the prompt is resident and can be shared."""
         if job.prefill_done:
             return
+        if self.backoff_seconds:  # it takes requests again
+            self.backoff_seconds = self.hold_until = 0.0
         self._leave_backlog(job)
         self.prefix.mark_ready(job.request.segments)
         job.first_token_at = job.seen_at = now

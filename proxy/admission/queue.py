@@ -7,6 +7,7 @@ fair queueing). With one tenant this is a plain FIFO.
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice, takewhile
 
 from proxy.admission.job import Job
 
@@ -63,8 +64,12 @@ class FairQueue:
                 self._charges.lift(tenant, min(self._charges.of(t) for t in self._tenants))
             jobs = self._tenants[tenant] = OrderedDict()
         jobs[job.rid] = job
-        if front:
+        if front:  # where it was: first, but for those before it that are back already
             jobs.move_to_end(job.rid, last=False)
+            others = islice(jobs.values(), 1, None)
+            before = takewhile(lambda other: other.arrived_at < job.arrived_at, others)
+            for rid in reversed([other.rid for other in before]):
+                jobs.move_to_end(rid, last=False)
         self.tokens += job.request.prompt_tokens
         self.requests += 1
 

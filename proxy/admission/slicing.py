@@ -24,6 +24,7 @@ SHORTS_RECENT_SECONDS = 5.0  # a short seen this lately may have a successor
 OVERHEAD_SECONDS = 0.008  # of a slice: HTTP, scheduling
 OVERHEAD_SECONDS_PER_TOKEN = 4e-7  # reading the ids of its prefix: 25-75 ms at 60-180K
 COMPUTE_SHARE = 0.8
+REST_SHARE = 1.5  # of a slice, for the decodes that shorts without room wait for
 MISSES_KEPT = 10
 MISSES_ALLOWED = 2
 OFF_SECONDS = 600.0
@@ -85,8 +86,8 @@ class Slicing:
         return end if end > depth else None
 
     def answered(self, sent_at: float, now: float) -> None:
-        """A slice that was sent at `sent_at` is done: an equal time may go to running decodes."""
-        self.rested_at = now + min(now - sent_at, 4 * self._limits.slice_seconds)
+        """A slice that was sent at `sent_at` is done: somewhat more may go to running decodes."""
+        self.rested_at = now + REST_SHARE * min(now - sent_at, 4 * self._limits.slice_seconds)
 
     def hit(
         self,
