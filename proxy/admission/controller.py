@@ -27,6 +27,7 @@ from proxy.admission.residency import (
     Hold,
 )
 from proxy.admission.sensor import Sensor
+from proxy.admission.tenants import Tenants
 from proxy.admission.types import (
     Action,
     Arrival,
@@ -63,6 +64,7 @@ class Controller:
         self.reservation = Reservation(self.limits.output_reserve_quantile, self.limits.output_reserve_cap)
         self.charges = Charges()
         self.conversations = Conversations()
+        self.tenants = Tenants()
         self.jobs: dict[str, Job] = {}
         self.lines: dict[str, Line] = {}
         self.draining = False

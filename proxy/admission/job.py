@@ -50,6 +50,8 @@ class Job:
     engine_tokens: float = 0.0  # E
     generated_tokens: int = 0
     tenant_tokens: int = 0  # counted against its tenant's share
+    claimed_tokens: int = 0  # counted against its tenant's own limits, from arrival to its end:
+    metered_tokens: int = 0  # held at once, and used in a minute
     cached_tokens: int = 0  # what was believed to be in the engine's cache when it was sent
     prefill_done: bool = False
     predicted_prefill_seconds: float = 0.0

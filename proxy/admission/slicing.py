@@ -40,7 +40,7 @@ class Slicing:
         self._off_until = 0.0
         self._short_seen_at = -SHORTS_RECENT_SECONDS
         self.misses = 0
-        self.rested_at = 0.0  # decodes have then had as much time as the last slice took
+        self.rested_at = 0.0  # by then decodes have had their time since the last slice
 
     def short_seen(self, now: float) -> None:
         """A short request arrived: keep the slices small for a while."""

@@ -25,7 +25,29 @@ class Reason(StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     DEADLINE = "deadline"
     NO_BACKEND = "no_backend"
+    MODEL_NOT_FOUND = "model_not_found"
     DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What one tenant may have at once, over all pools, and in a minute; None: as much as there is."""
+
+    concurrent_requests: int | None = None
+    resident_tokens: int | None = None
+    tokens_per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimit:
+    """The one of its limits that a tenant has reached: `used` of `most`."""
+
+    name: str
+    most: int
+    used: int
+
+
+UNLIMITED = TenantLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +78,7 @@ class Request:
     model: str = ""
     tenant: str = "default"
     weight: float = 1.0
+    limits: TenantLimits = UNLIMITED
     wait_limit_seconds: float = 60.0
     segments: tuple[Segment, ...] = ()
     ignore_eos: bool = False
@@ -67,7 +90,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """What a backend says of one KV pool (one DP rank) at start and on reconnect."""
+    """What a backend says of one KV pool (one DP rank) at start and on reconnect.
+
+    `tier` is what the operator says of it: `long` is set aside for long prompts.
+    """
 
     pool_tokens: int
     max_request_tokens: int | None = None  # `max_req_input_len`: pool - 6 on SGLang
@@ -81,6 +107,7 @@ class PoolFacts:
     models: tuple[str, ...] = ()
     vocab_tokens: int | None = None
     version: str = ""
+    tier: str = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +290,7 @@ class Refuse:
     free_tokens: int
     queue_position: int
     limit_tokens: int | None = None
+    tenant_limit: TenantLimit | None = None
 
 
 Action = Dispatch | Tokenize | Slice | Refuse
