@@ -17,11 +17,12 @@ from proxy.api.answers import wrong_method
 from proxy.api.asgi import Receive, Scope, Send, answer
 from proxy.api.gate import Gate
 from proxy.api.inference import Handler
+from proxy.api.keys import Door, KeysError, read_keys
 from proxy.api.own import Own
 from proxy.api.paths import INFERENCE, family_of, is_read, methods_of
 from proxy.api.reads import Reads
 from proxy.api.replies import http_error
-from proxy.settings import Settings
+from proxy.settings import Settings, SettingsError
 from proxy.telemetry.decision_log import DecisionLog
 from proxy.telemetry.loop_lag import watch_loop_lag
 from proxy.telemetry.metrics import Metrics
@@ -44,6 +45,8 @@ def limits_of(settings: Settings) -> Limits:
         slice_seconds=settings.prefill_slice_seconds,
         slice_max_tokens=settings.prefill_slice_max_tokens,
         max_long_contexts=settings.max_long_contexts,
+        long_tier_tokens=settings.long_tier_tokens,
+        strict_models=settings.strict_models,
         max_prompt_tokens=settings.max_prompt_tokens,
         max_bypass_seconds=settings.max_bypass_seconds,
         bypass_budget=settings.bypass_budget,
@@ -53,6 +56,17 @@ def limits_of(settings: Settings) -> Limits:
         output_reserve_quantile=settings.output_reserve_quantile,
         output_reserve_cap=settings.output_reserve_cap,
     )
+
+
+def door_of(settings: Settings) -> Door:
+    """Who may come in. Raises SettingsError where the keys file cannot be used."""
+    path, keys = settings.api_keys_file, None
+    if path is not None:
+        try:
+            keys = read_keys(path)
+        except KeysError as error:
+            raise SettingsError(f"PROXY_API_KEYS_FILE={str(path)!r}: {error}") from None
+    return Door(keys, tenant_header=settings.tenant_header)
 
 
 class App:
@@ -89,10 +103,12 @@ class App:
             )
             for spec in settings.backend_specs()
         }
+        self.door = door_of(settings)
         own = Own(settings, self.gate, self.sizer, self.metrics)
         apart = settings.admin_address is not None
-        self._inference = Handler(settings, self.sizer, self.gate, self.backend_of, self.metrics)
-        self._reads = Reads(settings, self.gate, self.backend_of)
+        self._inference = Handler(settings, self.sizer, self.gate, self.backend_of, self.metrics, self.door)
+        self._reads = Reads(settings, self.gate, self.backend_of, self.door)
+        self._live = own.live
         self._rest = _router([*own.probes(), *([] if apart else own.admin())])
         self.admin = _router([*own.probes(), *own.admin()]) if apart else None
 
@@ -119,6 +135,7 @@ class App:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Backends are watched and the counter is loaded inside; all is closed on the way out."""
+        self._say_who_may_come_in()
         lag = asyncio.create_task(watch_loop_lag(self.metrics.loop_lag))
         try:
             for backend in self.backends.values():
@@ -136,9 +153,24 @@ class App:
             if self.decisions is not None:
                 self.decisions.close()
 
+    def end_viewers(self) -> None:
+        """Ends the streams of `/admission/live`: they have no end of their own to wait for."""
+        self._live.close()
+
     async def abort_running(self) -> None:
         """Ends all requests at the servers, within seconds; their clients are told. Nothing more is sent."""
         await asyncio.gather(*(backend.close() for backend in self.backends.values()))
+
+    def _say_who_may_come_in(self) -> None:
+        keys = self.door.keys
+        if keys is None:
+            logger.warning("PROXY_API_KEYS_FILE is not set: every client that can reach the proxy is served")
+            return
+        logger.info("%d keys of %d tenants are known", len(keys), len(keys.tenants))
+        if self.settings.tenant_header is not None:
+            logger.warning(
+                "PROXY_TENANT_HEADER has no effect beside PROXY_API_KEYS_FILE: keys name the tenant"
+            )
 
     def _urge(self, pool: str) -> None:
         self.backend_of(pool).urge()

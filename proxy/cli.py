@@ -1,7 +1,6 @@
 """The command line: `sglang-admission-proxy serve`, `simulator`, `demo`, `doctor`, `plan`."""
 
 import argparse
-import asyncio
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -89,10 +88,13 @@ def _serve(_: argparse.Namespace) -> int:
 
 
 def _run(settings: Settings) -> int:
-    from proxy.serve import serve  # late: it imports the servers, which `--help` does not need
+    from proxy.serve import run  # late: it imports the servers, which `--help` does not need
 
     try:
-        asyncio.run(serve(settings))
+        run(settings)
+    except SettingsError as error:  # what only reading a file shows
+        print(f"sglang-admission-proxy: {error}", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"sglang-admission-proxy: {error}", file=sys.stderr)
         return 1

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -20,9 +21,10 @@ logger = logging.getLogger("proxy")
 BACKLOG_CONNECTIONS = 2048
 KEEPALIVE_SECONDS = 75  # longer than the idle time of common load balancers in front
 LEAVE_POLL_SECONDS = 0.05
+YOUNG_OBJECTS = 10_000  # between collections; by default 700, which is one for every other request
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn without its own signal handling: this process drains before it stops listening."""
 
     @contextlib.contextmanager
@@ -41,7 +43,7 @@ class _Server(uvicorn.Server):
         return [sock.getsockname()[:2] for server in self.servers for sock in server.sockets]
 
 
-def make_server(app: Any, host: str, port: int) -> _Server:
+def make_server(app: Any, host: str, port: int) -> Server:
     """A server for `app` as `serve` uses it, not started; port 0 picks a free one."""
     config = uvicorn.Config(
         app,
@@ -60,7 +62,18 @@ def make_server(app: Any, host: str, port: int) -> _Server:
         timeout_keep_alive=KEEPALIVE_SECONDS,
         timeout_graceful_shutdown=1,
     )
-    return _Server(config)
+    return Server(config)
+
+
+def run(settings: Settings) -> None:
+    """`serve` from start to end, on uvloop where that is installed: less CPU for each streamed chunk."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(serve(settings))
 
 
 async def serve(settings: Settings) -> None:
@@ -85,18 +98,27 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave)
     async with app.running():
+        _settle_memory()
         running = [asyncio.create_task(server.serve()) for server in servers]
         waiting = asyncio.create_task(leaving.wait())
         await asyncio.wait([*running, waiting], return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
             await _drain(app, servers, settings.drain_seconds)
         waiting.cancel()
+        app.end_viewers()
         for server in servers:
             server.should_exit = True
         await asyncio.gather(*running)
 
 
-async def _drain(app: App, servers: list[_Server], seconds: float) -> None:
+def _settle_memory() -> None:
+    """What is loaded by now stays: later collections need not look through it, which takes milliseconds."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 20, 20)
+
+
+async def _drain(app: App, servers: list[Server], seconds: float) -> None:
     app.gate.drain()
     left = app.gate.open_tickets
     logger.info("draining: %d requests are running, up to %.0f s", left, seconds)

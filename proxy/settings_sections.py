@@ -225,6 +225,11 @@ class LaneSettings(BaseModel):
         change="Some servers are set aside for long contexts.",
         ge=1,
     )
+    strict_models: bool = _setting(
+        False,
+        "Answer 404 to any model that no server names, even where all serve the same one.",
+        change="Clients should hear of a wrong model name. SGLang itself serves every name as its own.",
+    )
 
 
 class QueueSettings(BaseModel):
@@ -322,9 +327,4 @@ SECTIONS: tuple[type[BaseModel], ...] = (
 )
 
 # Accepted and checked, but without effect in this version: said in --help, in the docs and at start.
-PENDING = frozenset(
-    {
-        "long_tier_tokens",
-        "api_keys_file",
-    }
-)
+PENDING: frozenset[str] = frozenset()

@@ -327,7 +327,7 @@ async def _unless_gone(reader: asyncio.StreamReader, work: Coroutine[None, None,
 
 async def _read_request(reader: asyncio.StreamReader, connection: int) -> Received | None:
     try:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.IncompleteReadError:
         return None
     line, *rest = head.split("\r\n")

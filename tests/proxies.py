@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.app import App
 from proxy.backend_spec import BackendSpec
-from proxy.serve import make_server
+from proxy.serve import Server, make_server
 from proxy.settings import Settings
 from tests.fakes import FakeServer
 from tests.raw_http import CHAT, Reply, ask
@@ -23,8 +23,19 @@ class Running:
     """A proxy that runs. `admin_port` is the clients' own where there is no other."""
 
     app: App
-    port: int
-    admin_port: int
+    servers: list[Server]
+
+    @property
+    def port(self) -> int:
+        return self.servers[0].addresses()[0][1]
+
+    @property
+    def admin_port(self) -> int:
+        return self.servers[-1].addresses()[0][1]
+
+    def connections(self) -> list[Any]:
+        """uvicorn's protocols of the open client connections."""
+        return list(self.servers[0].server_state.connections)
 
     async def ask(
         self,
@@ -90,14 +101,14 @@ async def proxy_before(
             listeners.append(make_server(app.admin, "127.0.0.1", 0))
         tasks = [asyncio.create_task(listener.serve()) for listener in listeners]
         await eventually(lambda: all(listener.started for listener in listeners))
-        ports = [listener.addresses()[0][1] for listener in listeners]
-        running = Running(app, ports[0], ports[-1])
+        running = Running(app, listeners)
         try:
             if wait:
                 gate = app.gate
                 await eventually(lambda: len(gate.samples) >= len(servers))
             yield running
         finally:
+            app.end_viewers()
             for listener in listeners:
                 listener.should_exit = True
             await asyncio.gather(*tasks)

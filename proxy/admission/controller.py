@@ -11,6 +11,7 @@ from dataclasses import replace
 from zlib import crc32
 
 from proxy.admission import refusal
+from proxy.admission.backfill import expected_end
 from proxy.admission.job import Job, State
 from proxy.admission.limits import QUEUE_TOKENS_POOLS, Limits, Mode
 from proxy.admission.line import Line
@@ -26,8 +27,9 @@ from proxy.admission.residency import (
     Conversations,
     Hold,
 )
+from proxy.admission.routing import Router
 from proxy.admission.sensor import Sensor
-from proxy.admission.tenants import Tenants
+from proxy.admission.tenants import Objection, Tenants
 from proxy.admission.types import (
     Action,
     Arrival,
@@ -39,7 +41,10 @@ from proxy.admission.types import (
     Gone,
     Lane,
     Load,
+    NewLimits,
     PoolDown,
+    PoolGone,
+    PoolLeaving,
     PoolUp,
     Progress,
     Reason,
@@ -67,6 +72,7 @@ class Controller:
         self.tenants = Tenants()
         self.jobs: dict[str, Job] = {}
         self.lines: dict[str, Line] = {}
+        self.router = Router(self.lines, self.conversations, self.limits)
         self.draining = False
         self._sensors: dict[str, Sensor] = {}
         self._homeless: dict[str, Job] = {}  # queued while no backend is up
@@ -86,6 +92,9 @@ class Controller:
             Load: self._load,
             PoolUp: self._pool_up,
             PoolDown: self._pool_down,
+            PoolLeaving: self._pool_leaving,
+            PoolGone: self._pool_gone,
+            NewLimits: self._new_limits,
             Tick: self._tick,
             Drain: self._drain,
         }
@@ -99,6 +108,7 @@ class Controller:
         self._expire(now, actions)
         for line in touched:
             self._dispatch(now, line, actions)
+            self._steal(now, line, actions)
         if isinstance(event, Arrival):
             self._refuse_hopeless(now, event.request.rid, actions)
         return actions
@@ -120,19 +130,25 @@ class Controller:
         if request.rid in self.jobs:
             raise ValueError(f"request id {request.rid} is in use")
         job = Job(request, now, now + request.wait_limit_seconds, Lane.SHORT, request.prompt_tokens)
-        if self.draining or not any(line.pool.up for line in self.lines.values()):
-            reason = Reason.DRAINING if self.draining else Reason.NO_BACKEND
-            actions.append(self._refusal(now, job, None, reason))
+        if self.draining:
+            actions.append(self._refusal(now, job, None, Reason.DRAINING))
             return ()
         line = self.route(job, now)
-        if self.limits.mode is not Mode.ENFORCE:
+        enforced = self.limits.mode is Mode.ENFORCE
+        if line is None and (enforced or not any(line.pool.open for line in self.lines.values())):
+            actions.append(self._turned_away(now, job))
+            return ()
+        if not enforced:
             self._wave_through(now, job, line, actions)
             return ()
-        if line is None:
-            actions.append(self._never_fits(now, job))
+        assert line is not None
+        job.lane = line.lane_of(job)
+        objection = self._objection(now, job, line)
+        if objection is not None:
+            actions.append(self._tenant_refusal(now, job, line, objection))
             return ()
         job.conversation = self.conversations.arrived(job.request, now)
-        job.lane = line.lane_of(job)
+        self._claim(now, job)
         if not job.long:
             line.pool.slicing.short_seen(now)
         full = self._queue_full(line, job)
@@ -148,9 +164,12 @@ class Controller:
         verdict, wait = "", 0.0
         shadow = self.limits.mode is Mode.SHADOW
         if line is None:
-            line = next(line for line in self.lines.values() if line.pool.up)
+            line = next(line for line in self.lines.values() if line.pool.open)
             verdict = "refuse" if shadow else ""
         job.lane = line.lane_of(job)
+        if self._objection(now, job, line) is not None:
+            verdict = "refuse" if shadow else ""
+        self._claim(now, job)
         if shadow and not verdict:
             waits = bool(line.obstacles(job, now))
             wait = line.predicted_wait(job, now) if waits else 0.0
@@ -223,7 +242,8 @@ class Controller:
             if event.completion_tokens is not None:
                 self.reservation.learn(job.request, event.completion_tokens)
             self._hold(now, job)
-        return self._release(now, job)
+        produced = job.generated_tokens if event.completion_tokens is None else event.completion_tokens
+        return self._release(now, job, spent_tokens=(event.prompt_tokens or job.prompt_tokens) + produced)
 
     def _hold(self, now: float, job: Job) -> None:
         """Keep the context for the next turn, if one is to be expected and nobody is wronged."""
@@ -262,7 +282,7 @@ class Controller:
             self._forget(job)
             return (line,) if line else ()
         if not event.reached_engine or (job.state is State.SLICING and not job.slice_ends):
-            return self._release(now, job)
+            return self._release(now, job, spent_tokens=job.sliced_tokens)
         line = self.lines[job.pool]
         if job.state is not State.DRAINING:
             job.state = State.DRAINING
@@ -291,7 +311,7 @@ class Controller:
         line.pool.release(job)
         job.state = State.QUEUED
         job.unsliceable = job.ids_tokens is None
-        if not line.pool.up:
+        if not line.pool.open:
             self._place(now, job, actions)
             return self.lines.values()
         line.pool.turned_away(job, now)
@@ -323,19 +343,48 @@ class Controller:
             self._place(now, job, actions)
         return self.lines.values()
 
+    def _pool_leaving(self, now: float, event: PoolLeaving, actions: list[Action]) -> Iterable[Line]:
+        line = self.lines.get(event.pool)
+        if line is None:
+            return ()
+        line.pool.leaving = True
+        while line.pool.holds:
+            line.pool.drop_hold(line.pool.holds[0])
+        for job in list(line.jobs()):
+            self._unqueue(job)
+            self._place(now, job, actions)
+        return self.lines.values()
+
+    def _pool_gone(self, now: float, event: PoolGone, actions: list[Action]) -> Iterable[Line]:
+        line = self.lines.get(event.pool)
+        if line is None:
+            return ()
+        self._pool_leaving(now, PoolLeaving(event.pool), actions)
+        for job in list(line.pool.jobs.values()):
+            self._release(now, job)
+        del self.lines[event.pool], self._sensors[event.pool]
+        return self.lines.values()
+
+    def _new_limits(self, _: float, event: NewLimits, __: list[Action]) -> Iterable[Line]:
+        self.limits = self.router.limits = event.limits
+        self.reservation.adopt(event.limits.output_reserve_quantile, event.limits.output_reserve_cap)
+        for line in self.lines.values():
+            line.adopt(event.limits)
+        return self.lines.values()
+
     def _tick(self, _: float, __: Tick, ___: list[Action]) -> Iterable[Line]:
         return self.lines.values()
 
     def _place(self, now: float, job: Job, actions: list[Action]) -> None:
-        """Find a queued job a line again; without any backend it keeps waiting for one."""
-        if not any(line.pool.up for line in self.lines.values()):
-            self._homeless[job.rid] = job
-            job.pool = ""
-            return
+        """Find a queued job a line again; while those that could take it are down it waits for one."""
         line = self.route(job, now)
         if line is None:
-            del self.jobs[job.rid]
-            actions.append(self._never_fits(now, job))
+            if self.router.obstacle(job.request) is Reason.NO_BACKEND:
+                self._homeless[job.rid] = job
+                job.pool = ""
+                return
+            self._leave(job, unused_tokens=job.metered_tokens)
+            actions.append(self._turned_away(now, job))
             return
         job.lane = line.lane_of(job)
         self._enqueue(job, line)
@@ -362,16 +411,23 @@ class Controller:
 
     def _forget(self, job: Job) -> None:
         self._unqueue(job)
-        del self.jobs[job.rid]
+        self._leave(job, unused_tokens=job.metered_tokens)
 
-    def _release(self, now: float, job: Job) -> Iterable[Line]:
-        line = self.lines[job.pool]
-        held = line.pool.own_tokens(job)
-        line.pool.release(job)
+    def _leave(self, job: Job, *, unused_tokens: int) -> None:
+        """It neither waits nor runs any more."""
         del self.jobs[job.rid]
-        self._draining.pop(job.rid, None)
         if job.conversation is not None:
             job.conversation.running -= 1
+        self.tenants.give_back(job.request, job.claimed_tokens, unused_tokens)
+
+    def _release(self, now: float, job: Job, *, spent_tokens: int | None = None) -> Iterable[Line]:
+        line = self.lines[job.pool]
+        held = line.pool.own_tokens(job)
+        spent = job.prompt_tokens + job.generated_tokens if spent_tokens is None else spent_tokens
+        line.pool.release(job)
+        self._leave(job, unused_tokens=job.metered_tokens - spent)
+        self._draining.pop(job.rid, None)
+        if job.conversation is not None:
             job.conversation.ended_at = now
         token_seconds = held * (now - job.dispatched_at) - job.charged_token_seconds
         self.charges.charge(job.request.tenant, token_seconds, job.request.weight)
@@ -400,12 +456,25 @@ class Controller:
             line.gate.passed(rule, need)
             sliced = pool.slicing.applies(job, pool.uncached_tokens(job), pool.facts, now)
             job.rule = str(rule)
+            line.waited(job, now - job.arrived_at)
             pool.admit(job, now, reserve, sliced=sliced)
             if job.conversation is not None:
                 self._unhold(job)
             self._charge_ahead(pool, job)
             if not sliced:
                 actions.append(self._dispatched(job))
+
+    def _steal(self, now: float, line: Line, actions: list[Action]) -> None:
+        """A pool without work takes over what is blocked elsewhere and would start at once here."""
+        if not any(len(other) for other in self.lines.values() if other is not line):
+            return
+        job = next(self.router.stealable(line, now), None)
+        while job is not None:
+            self._unqueue(job)
+            job.lane = line.lane_of(job)
+            self._enqueue(job, line)
+            self._dispatch(now, line, actions)
+            job = next(self.router.stealable(line, now), None)
 
     def _want_ids(self, now: float, line: Line, actions: list[Action]) -> None:
         """Of the one in slices, and of the head behind it: no more, since ids take memory."""
@@ -462,22 +531,55 @@ class Controller:
     # --- routing and refusing ------------------------------------------------------------------
 
     def route(self, job: Job, now: float) -> Line | None:
-        """The line with the least predicted wait among the pools that can ever take the job."""
-        lines = [line for line in self.lines.values() if line.pool.up]
-        served = [line for line in lines if job.request.model in line.pool.facts.models]
-        able = [line for line in served or lines if refusal.limit_exceeded(line.pool, job.request) is None]
-        if len(able) <= 1:
-            return able[0] if able else None
-        return min(able, key=lambda line: self._route_cost(line, job, now))
+        """The line that has the job done first, of those that can ever take it. See `Router`."""
+        return self.router.choose(job, now)
 
-    def _route_cost(self, line: Line, job: Job, now: float) -> tuple[float, int, int]:
-        job.lane = line.lane_of(job)
-        wait = 0.0 if self._idle_enough(line, job) else line.predicted_wait(job, now)
-        wait += line.pool.costs.prefill_seconds(line.pool.uncached_tokens(job))
-        return round(wait, 2), line.pool.effective_tokens, line.pool.running_slots
+    def _claim(self, now: float, job: Job) -> None:
+        self.tenants.take(job.request, job.claimed_tokens, job.metered_tokens, now)
 
-    def _idle_enough(self, line: Line, job: Job) -> bool:
-        return not len(line) and line.pool.fits(job, line.reserve_of(job)) and not line.pool.timeline.busy
+    def _objection(self, now: float, job: Job, line: Line) -> Objection | None:
+        """Its tenant's limit that it would break. Notes what it is counted as."""
+        reserve = line.reserve_of(job)
+        job.claimed_tokens = line.pool.need_tokens(job, reserve)
+        job.metered_tokens = job.prompt_tokens + reserve
+        return self.tenants.objection(job.request, job.claimed_tokens, job.metered_tokens, now)
+
+    def _tenant_refusal(self, now: float, job: Job, line: Line, objection: Objection) -> Refuse:
+        """Says which limit it was, and when the tenant's own requests will have made room."""
+        seconds = objection.retry_seconds
+        if seconds is None:
+            seconds = self._room_in(now, job) if not objection.hopeless else 0.0
+        spread = crc32(job.rid.encode())
+        return Refuse(
+            job.rid,
+            Reason.TENANT_LIMIT,
+            job.lane,
+            predicted_wait_seconds=seconds,
+            retry_after_seconds=None if objection.hopeless else refusal.spread_after(seconds, spread),
+            needed_tokens=job.claimed_tokens,
+            free_tokens=line.pool.free_tokens,
+            queue_position=0,
+            tenant_limit=objection.limit,
+        )
+
+    def _room_in(self, now: float, job: Job) -> float:
+        """When the tenant's running requests have freed what `job` needs of its limits."""
+        tenant, limits = job.request.tenant, job.request.limits
+        _, tokens = self.tenants.usage(tenant)
+        excess = tokens + job.claimed_tokens - (limits.resident_tokens or tokens + job.claimed_tokens)
+        pools = [line.pool for line in self.lines.values()]
+        mine = [
+            (expected_end(pool, other, now), other.claimed_tokens)
+            for pool in pools
+            for other in pool.jobs.values()
+            if other.request.tenant == tenant
+        ]
+        end = now
+        for end, claimed in sorted(mine):  # noqa: B007
+            excess -= claimed
+            if excess <= 0:
+                break
+        return end - now
 
     def _queue_full(self, line: Line, job: Job) -> bool:
         requests = sum(len(other) for other in self.lines.values()) + len(self._homeless)
@@ -499,19 +601,24 @@ class Controller:
             limit *= refusal.UNKNOWN_RATE_SLACK
         elif self._refusing.get(job.lane, False):
             limit *= self.limits.accept_again
-        hopeless = job.predicted_wait_seconds > limit
+        hopeless = job.predicted_wait_seconds * refusal.PROMISE_MARGIN > limit
         self._refusing[job.lane] = hopeless
         if hopeless:
             refuse = self._refusal(now, job, line, Reason.WOULD_MISS_DEADLINE)
             self._forget(job)
             actions.append(refuse)
 
-    def _never_fits(self, now: float, job: Job) -> Refuse:
-        lines = [line for line in self.lines.values() if line.pool.up]
-        roomiest = max(lines, key=lambda line: line.pool.max_prompt_tokens)
+    def _turned_away(self, now: float, job: Job) -> Refuse:
+        """No open pool takes it: for now, or ever."""
+        reason = self.router.obstacle(job.request)
+        roomiest = self.router.roomiest(job.request)
+        if reason is Reason.NO_BACKEND:
+            return self._refusal(now, job, None, reason)
+        if roomiest is None:
+            return Refuse(job.rid, reason, job.lane, 0.0, None, job.request.prompt_tokens, 0, 0)
         return Refuse(
             job.rid,
-            Reason.CONTEXT_LENGTH_EXCEEDED,
+            reason,
             job.lane,
             predicted_wait_seconds=0.0,
             retry_after_seconds=None,

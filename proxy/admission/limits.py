@@ -26,6 +26,8 @@ class Limits:
     session_hold_seconds: float = 10.0  # longest hold of an idle conversation's context; 0: none
     max_long_contexts: int | None = None
     max_prompt_tokens: int | None = None
+    long_tier_tokens: int | None = None  # None: nothing is long enough for the long tier by itself
+    strict_models: bool = False  # True: a model that no server names is refused, whatever they serve
     max_bypass_seconds: float = 15.0  # A: how long a blocked long head may be passed for free
     bypass_budget: float = 0.25  # beta: by how many tokens, as a share of B
     max_queue_seconds: float = 60.0

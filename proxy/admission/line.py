@@ -16,6 +16,9 @@ Due = tuple[Job, Rule]
 
 
 TENANT_SHARE = 0.5
+MIN_TELLING_SECONDS = 1.0  # shorter predictions are right or wrong by a tick
+BIAS_WEIGHT = 0.1
+BIAS_MOST = 2.0
 SCAN_SHORTS = 32  # first fit looks at this many shorts per round
 SCAN_LONGS = 8  # and at this many longs behind a blocked head
 
@@ -28,8 +31,14 @@ class Line:
         self.shorts = FairQueue(charges)
         self.longs = FairQueue(charges)
         self.gate = Gate(pool)
+        self.bias = 1.0  # of forecasts: actual waits over predicted ones, lately
         self._limits = limits
         self._reservation = reservation
+
+    def adopt(self, limits: Limits) -> None:
+        """Go by these limits from now on."""
+        self._limits = limits
+        self.pool.adopt(limits)
 
     # --- membership ----------------------------------------------------------------------------
 
@@ -245,8 +254,19 @@ class Line:
 
     # --- prediction ----------------------------------------------------------------------------
 
+    def waited(self, job: Job, waited_seconds: float) -> None:
+        """A job has been sent that a forecast was made for when it came."""
+        predicted = job.predicted_wait_seconds
+        if predicted < MIN_TELLING_SECONDS:
+            return
+        ratio = min(BIAS_MOST, waited_seconds / (predicted / self.bias))
+        self.bias += BIAS_WEIGHT * (max(1 / BIAS_MOST, ratio) - self.bias)
+
     def predicted_wait(self, job: Job, now: float) -> float:
         """Seconds until `job` would be sent; it may be queued already or not."""
+        return self.bias * self._forecast_wait(job, now)
+
+    def _forecast_wait(self, job: Job, now: float) -> float:
         forecast = Forecast(self.pool, self._reservation, now)
         queue = self.queue_of(job)
         position = queue.position(job)

@@ -47,6 +47,7 @@ class Pool:
         self.sliced: Job | None = None  # the job whose prompt goes in slices now
         self.jobs: dict[str, Job] = {}
         self.up = True
+        self.leaving = False  # it takes nothing new, and will be gone when what runs there has ended
         self.version = 0  # changes whenever a ledger does: what was derived from it is stale
         self.backlog_tokens = 0  # W
         self.short_backlog_tokens = 0
@@ -77,6 +78,18 @@ class Pool:
             self.drop_hold(self.holds[0])
         self.engine_ratio = min(1.0, ENGINE_RATIO_START * facts.conservativeness)
         self.version += 1
+
+    def adopt(self, limits: Limits) -> None:
+        """Go by these limits from now on. What has a place keeps it."""
+        self.limits = limits
+        self.timeline.adopt(limits)
+        self.slicing.adopt(limits)
+        self.version += 1
+
+    @property
+    def open(self) -> bool:
+        """Does it take new work?"""
+        return self.up and not self.leaving
 
     # --- sizes --------------------------------------------------------------------------------
 
@@ -150,12 +163,20 @@ class Pool:
     def _cached_tokens(job: Job) -> int:
         return job.prompt_tokens - job.uncached_tokens
 
+    @property
+    def lent_tokens(self) -> int:
+        """What shorts use at present of the charge of the prompt in slices."""
+        over = self.effective_tokens - self.short_ceiling_tokens
+        return max(0, min(over, self.unfilled_tokens))
+
     def committed_by_lane(self) -> dict[Lane, int]:
+        """C by lane, what is lent counted once: with the shorts that use it."""
         by_lane = dict.fromkeys(Lane, 0)
         by_lane[Lane.SHORT] = self._short_tokens
+        rest = self.committed_tokens - self._short_tokens - self.lent_tokens
         giants = sum(self.own_tokens(job) for job in self.jobs.values() if job.lane is Lane.GIANT)
-        by_lane[Lane.GIANT] = min(giants, self.committed_tokens - self._short_tokens)
-        by_lane[Lane.LONG] = self.committed_tokens - self._short_tokens - by_lane[Lane.GIANT]
+        by_lane[Lane.GIANT] = min(giants, rest)
+        by_lane[Lane.LONG] = rest - by_lane[Lane.GIANT]
         return by_lane
 
     # --- what a job costs ---------------------------------------------------------------------
@@ -397,12 +418,21 @@ class Pool:
         if self.backoff_seconds:  # it takes requests again
             self.backoff_seconds = self.hold_until = 0.0
         self._leave_backlog(job)
-        self.prefix.mark_ready(job.request.segments)
+        self._share(job)
         job.first_token_at = job.seen_at = now
         if job.state is State.PREFILL:
             job.state = State.DECODE
         self._recount_engine(job)
         self.version += 1
+
+    def _share(self, job: Job) -> None:
+        """Its prefix is there, once: what others computed beside it is not charged to it any more."""
+        before = self.own_tokens(job)
+        job.paying = self.prefix.mark_ready(job.request.segments, job.paying)
+        change = self.own_tokens(job) - before
+        if change:
+            self._charge_tenant(job, change)
+            self._short_tokens += 0 if job.long else change
 
     def progressed(self, job: Job, generated_tokens: int, reserve_tokens: int) -> None:
         """The stream has shown `generated_tokens`; its reserve may have to grow."""

@@ -74,10 +74,22 @@ class PrefixLedger:
             paying.append(not riding)
         return tuple(paying)
 
-    def mark_ready(self, segments: tuple[Segment, ...]) -> None:
-        """A holder's prefill is done: its segments can be shared from now on."""
-        for segment in segments:
-            self._nodes[segment.key].ready = True
+    def mark_ready(self, segments: tuple[Segment, ...], paying: tuple[bool, ...] = ()) -> tuple[bool, ...]:
+        """A holder's prefill is done: its segments can be shared from now on.
+
+        One that somebody else computed meanwhile is kept once: this holder rides, and no longer
+        pays. Gives back what it still pays for.
+        """
+        still = list(paying or (False,) * len(segments))
+        for index, segment in enumerate(segments):
+            node = self._nodes[segment.key]
+            if still[index] and node.ready and node.payers > 1:
+                before = self._take_out(node)
+                node.payers, node.riders = node.payers - 1, node.riders + 1
+                self._put_back(node, before)
+                still[index] = False
+            node.ready = True
+        return tuple(still)
 
     def release(self, segments: tuple[Segment, ...], paying: tuple[bool, ...]) -> list[Segment]:
         """Undo one `acquire`; gives back the segments that nobody uses or holds any more."""

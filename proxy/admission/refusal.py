@@ -6,6 +6,7 @@ from proxy.admission.pool import Pool
 from proxy.admission.types import Request
 
 UNKNOWN_RATE_SLACK = 3.0  # before the prefill rate is known, refuse only what is far beyond hope
+PROMISE_MARGIN = 1.1  # a promise is kept: refuse at once rather than after the whole wait
 JITTER = 0.1  # share by which equal refusals are spread
 NO_BACKEND_RETRY_SECONDS = (1.0, 10.0)
 
@@ -50,6 +51,11 @@ def retry_after_seconds(predicted_wait: float, wait_limit: float, turn_seconds: 
     base = max(1.0, predicted_wait - wait_limit / 2) + turn_seconds
     jitter = (spread % 1000) / 1000 * JITTER
     return base * (1.0 + jitter)
+
+
+def spread_after(seconds: float, spread: int) -> float:
+    """A known time, a little later for some than for others."""
+    return max(1.0, seconds) * (1.0 + (spread % 1000) / 1000 * JITTER)
 
 
 def spread_seconds(spread: int) -> float:

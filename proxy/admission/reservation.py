@@ -43,9 +43,13 @@ class Reservation:
     """Learns output lengths and answers how much to reserve."""
 
     def __init__(self, quantile: float, cap_tokens: int) -> None:
+        self.adopt(quantile, cap_tokens)
+        self._outputs: dict[tuple[str, str], _Outputs] = {}
+
+    def adopt(self, quantile: float, cap_tokens: int) -> None:
+        """Reserve by these from now on; what was learnt stays."""
         self._quantile = quantile
         self._cap_tokens = cap_tokens
-        self._outputs: dict[tuple[str, str], _Outputs] = {}
 
     def reserve_tokens(self, request: Request) -> int:
         """Output tokens to set aside for one sequence of `request`."""

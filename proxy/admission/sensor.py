@@ -3,6 +3,7 @@ a poll corrects it: foreign traffic, rates, the engine's own ratio, retractions,
 
 from collections import deque
 
+from proxy.admission.costs import KNOWN_AFTER_TOKENS
 from proxy.admission.job import Job, State
 from proxy.admission.pool import Pool
 from proxy.admission.types import LoadSample
@@ -11,6 +12,8 @@ FOREIGN_DEADBAND_SHARE = 0.005  # of K: smaller differences are rounding between
 FOREIGN_DEADBAND_TOKENS = 512
 SETTLE_SECONDS = 0.4  # a sample may still show what was released this shortly before it was taken
 DRAIN_SHOWS_TOKENS = 2048  # a smaller job cannot be told from the noise of a poll
+HISTORY_TOKENS = 32_768  # what a server's totals weigh, as if that much had been seen,
+HISTORY_DEPTH_TOKENS = 8192  # in the middle of prompts of this depth
 STALE_SECONDS = 2.0  # an older sample says nothing about foreign traffic
 
 
@@ -20,7 +23,7 @@ class Sensor:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._last: LoadSample | None = None
-        self._excess: deque[int] = deque(maxlen=2)
+        self._foreign: deque[tuple[int, int]] = deque(maxlen=2)  # between what and what it was
         self._released: deque[tuple[float, int]] = deque(maxlen=256)
 
     @property
@@ -34,7 +37,9 @@ class Sensor:
             return [], []
         if sample.waiting_uncached_tokens is not None:
             pool.timeline.observe(sample.at, sample.waiting_uncached_tokens)
-        if last is not None:
+        if last is None:
+            self._learn_history(sample)
+        else:
             self._learn_prefill(last, sample)
             self._watch_retractions(now, last, sample)
         pool.raise_budget(now)
@@ -68,6 +73,13 @@ class Sensor:
         """A job gave `tokens` back; polls taken before now still count them."""
         self._released.append((now, tokens))
 
+    def _learn_history(self, sample: LoadSample) -> None:
+        """The server was there before us: its totals are a mean rate, at depths nobody has told."""
+        tokens, seconds = sample.prefill_tokens_total, sample.prefill_busy_seconds_total
+        if tokens and seconds and tokens >= KNOWN_AFTER_TOKENS and not self._pool.costs.known:
+            told = min(tokens, HISTORY_TOKENS)
+            self._pool.costs.learn_prefill(told, HISTORY_DEPTH_TOKENS, seconds * told / tokens)
+
     def _learn_prefill(self, last: LoadSample, sample: LoadSample) -> None:
         if None in (
             last.prefill_tokens_total,
@@ -94,17 +106,34 @@ class Sensor:
             self._pool.cut_budget(now)
 
     def _watch_foreign(self, sample: LoadSample) -> None:
+        """Ours is between what is surely resident and U; foreign is what lies outside both.
+
+        A prompt in prefill is there in part, slices between two of them not at all, an aborted
+        request perhaps no more. Meanwhile what was believed before stands, as far as it is possible.
+        """
         pool = self._pool
         just_left = sum(tokens for at, tokens in self._released if at > sample.at - SETTLE_SECONDS)
-        excess = sample.used_tokens - pool.used_tokens - just_left
-        deadband = max(FOREIGN_DEADBAND_TOKENS, int(FOREIGN_DEADBAND_SHARE * pool.facts.pool_tokens))
-        self._excess.append(excess if excess > deadband else 0)
-        if len(self._excess) < 2:
+        unsettled = sum(map(self._unsettled_tokens, pool.jobs.values()))
+        ours = pool.used_tokens - pool.unfilled_tokens
+        waiting = min(unsettled, sample.waiting_uncached_tokens or 0)
+        least = sample.used_tokens - ours - just_left + waiting
+        self._foreign.append((least, sample.used_tokens - ours + unsettled))
+        if len(self._foreign) < 2:
             return
-        foreign = max(0, min(self._excess))
+        least, most = min(low for low, _ in self._foreign), max(high for _, high in self._foreign)
+        foreign = min(max(pool.foreign_tokens, least), most)
+        deadband = max(FOREIGN_DEADBAND_TOKENS, int(FOREIGN_DEADBAND_SHARE * pool.facts.pool_tokens))
+        foreign = foreign if foreign > deadband else 0
         if foreign != pool.foreign_tokens:
             pool.foreign_tokens = foreign
             pool.version += 1
+
+    def _unsettled_tokens(self, job: Job) -> int:
+        """Of what U counts for a job: what may not be in the engine, or not any more."""
+        if job.state is State.DECODE:
+            return 0
+        own = self._pool.own_tokens(job) - job.reserve_tokens + job.generated_tokens
+        return own - (self._pool.unfilled_tokens if job is self._pool.sliced else 0)
 
     def _prefilled(self, sample: LoadSample) -> list[Job]:
         """An answer that does not stream shows its first token at its end; the poll knows earlier."""

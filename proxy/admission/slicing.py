@@ -42,6 +42,10 @@ class Slicing:
         self.misses = 0
         self.rested_at = 0.0  # by then decodes have had their time since the last slice
 
+    def adopt(self, limits: Limits) -> None:
+        """Go by these limits from now on; what was learnt stays."""
+        self._limits = limits
+
     def short_seen(self, now: float) -> None:
         """A short request arrived: keep the slices small for a while."""
         self._short_seen_at = now

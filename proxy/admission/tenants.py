@@ -76,22 +76,20 @@ class Tenants:
         usage = self._usage.setdefault(request.tenant, _Usage())
         usage.requests += 1
         usage.tokens += need_tokens
-        self._meter(request, -metered_tokens, now)
+        most = request.limits.tokens_per_minute
+        if most is not None:
+            self._minutes[request.tenant] = (self._left(request.tenant, most, now) - metered_tokens, now)
 
-    def give_back(self, request: Request, need_tokens: int, unused_tokens: int, now: float) -> None:
+    def give_back(self, request: Request, need_tokens: int, unused_tokens: int) -> None:
         """It has left; `unused_tokens` of those metered were not used (negative: it used more)."""
         usage = self._usage[request.tenant]
         usage.requests -= 1
         usage.tokens -= need_tokens
         if not usage.requests:
             del self._usage[request.tenant]
-        self._meter(request, unused_tokens, now)
-
-    def _meter(self, request: Request, tokens: int, now: float) -> None:
-        most = request.limits.tokens_per_minute
-        if most is not None:
-            left = self._left(request.tenant, most, now)
-            self._minutes[request.tenant] = (min(most, left + tokens), now)
+        if request.limits.tokens_per_minute is not None:
+            left, at = self._minutes[request.tenant]
+            self._minutes[request.tenant] = (left + unused_tokens, at)
 
     def _left(self, tenant: str, most: int, now: float) -> float:
         left, at = self._minutes.get(tenant, (float(most), now))

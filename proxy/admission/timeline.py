@@ -39,6 +39,10 @@ class PrefillTimeline:
         self._spans: dict[tuple[str, int], _Span] = {}
         self.tokenize_seconds_per_token = limits.tokenize_seconds_per_token
 
+    def adopt(self, limits: Limits) -> None:
+        """Go by these limits from now on; what was learnt stays."""
+        self._limits = limits
+
     @property
     def busy(self) -> bool:
         return bool(self._spans)

@@ -7,6 +7,8 @@ monotonic clock; tokens are KV-cache tokens unless a name says otherwise.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from proxy.admission.limits import Limits
+
 
 class Lane(StrEnum):
     """By uncached prompt tokens, since that is the work that blocks others."""
@@ -204,6 +206,27 @@ class PoolDown:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolLeaving:
+    """It takes nothing new: what is queued for it goes elsewhere, what runs there ends there."""
+
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolGone:
+    """It has been taken away for good; what still runs there is over."""
+
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewLimits:
+    """The operator's limits have changed. They count from the next decision on."""
+
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     pool: str
     sample: LoadSample
@@ -230,6 +253,9 @@ Event = (
     | Requeue
     | PoolUp
     | PoolDown
+    | PoolLeaving
+    | PoolGone
+    | NewLimits
     | Load
     | Tick
     | Drain

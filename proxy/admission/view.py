@@ -107,16 +107,16 @@ def pool_view(line: Line, now: float, *, most_waiting: int = 100) -> PoolView:
 
 def explain(controller: Controller, request: Request, now: float) -> Explanation:
     """Walk the decision for `request` without admitting it."""
-    lines = [line for line in controller.lines.values() if line.pool.up]
-    if not lines or controller.draining:
-        reason = Reason.DRAINING if controller.draining else Reason.NO_BACKEND
-        return Explanation(
-            "refuse", None, None, reason, request.prompt_tokens, 0, None, 0.0, 0.0, 0, [str(reason)]
-        )
     job = Job(request, now, now + request.wait_limit_seconds, Lane.SHORT, request.prompt_tokens)
-    line = controller.route(job, now)
+    line = None if controller.draining else controller.route(job, now)
     if line is None:
-        roomiest = max(lines, key=lambda other: other.pool.max_prompt_tokens).pool
+        reason = Reason.DRAINING if controller.draining else controller.router.obstacle(request)
+        most = controller.router.roomiest(request)
+        if most is None or reason is not Reason.CONTEXT_LENGTH_EXCEEDED:
+            return Explanation(
+                "refuse", None, None, reason, request.prompt_tokens, 0, None, 0.0, 0.0, 0, [str(reason)]
+            )
+        roomiest = most.pool
         limit = refusal.limit_exceeded(roomiest, request)
         return Explanation(
             "refuse",

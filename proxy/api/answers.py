@@ -44,7 +44,7 @@ TABLE: dict[Reason, _Row] = {
     ),
     Reason.QUEUE_FULL: _Row(429, *_RATE, True, "The queue is full. Retry in about {retry:.0f} s."),
     Reason.TENANT_LIMIT: _Row(
-        429, *_RATE, True, "This tenant holds its whole share. Retry in about {retry:.0f} s."
+        429, *_RATE, True, "This tenant's limit is reached{reached}. Retry in about {retry:.0f} s."
     ),
     Reason.DEADLINE: _Row(
         429,
@@ -61,21 +61,41 @@ TABLE: dict[Reason, _Row] = {
         "This request has {needed} prompt tokens; the server can take at most {most}. "
         "Shorten the prompt: retrying will not help.",
     ),
+    Reason.MODEL_NOT_FOUND: _Row(
+        404,
+        "invalid_request_error",
+        "not_found_error",
+        False,
+        "No backend serves the model of this request; GET /v1/models lists those that are served.",
+    ),
     Reason.NO_BACKEND: _Row(503, *_DOWN, True, "No backend is up. Retry in about {retry:.0f} s."),
     Reason.DRAINING: _Row(503, *_DOWN, True, "The proxy is shutting down. Retry in about {retry:.0f} s."),
 }
 
 
+#: A request that is more than its tenant may ever hold.
+_OVERSIZED = replace(
+    TABLE[Reason.TENANT_LIMIT],
+    retry=False,
+    message="This request needs {needed} tokens, more than its tenant may hold{reached}. "
+    "Shorten the prompt: retrying will not help.",
+)
+
+
 def refused(api: Api, refuse: Refuse, wait_limit_seconds: float) -> Answer:
     """The answer to a request that admission turned away."""
     row = TABLE[refuse.reason]
+    if refuse.tenant_limit is not None and refuse.retry_after_seconds is None:
+        row = _OVERSIZED
     retry_seconds = refuse.retry_after_seconds or 1.0
+    limit = refuse.tenant_limit
     message = row.message.format(
         wait=refuse.predicted_wait_seconds,
         needed=refuse.needed_tokens,
         free=refuse.free_tokens,
         limit=wait_limit_seconds,
         most=refuse.limit_tokens,
+        reached=f": {limit.name}={limit.most}, {limit.used} in use" if limit is not None else "",
         retry=math.ceil(retry_seconds),
     )
     details: dict[str, object] = {
@@ -86,6 +106,8 @@ def refused(api: Api, refuse: Refuse, wait_limit_seconds: float) -> Answer:
     }
     if refuse.limit_tokens is not None:
         details["limit_tokens"] = refuse.limit_tokens
+    if limit is not None:
+        details |= {"limit": limit.name, "limit_value": limit.most, "limit_used": limit.used}
     headers: list[tuple[bytes, bytes]] = [(b"x-admission-reason", refuse.reason.value.encode())]
     if row.retry:
         whole = max(1, math.ceil(retry_seconds))
@@ -107,6 +129,14 @@ def bad_request(api: Api, message: str, param: str | None = None, *, status: int
     kind = kinds.get(status, "invalid_request_error")
     anthropic = "request_too_large" if status == 413 else kind
     return Answer(status, error_body(api, message, kind, anthropic, code=None, param=param))
+
+
+def unauthorized(api: Api) -> Answer:
+    """401: no key, or none that we know. It does not say which."""
+    kind = "authentication_error"
+    message = "A valid API key is needed, as Authorization: Bearer or as x-api-key."
+    body = error_body(api, message, kind, kind, code="invalid_api_key", param=None)
+    return Answer(401, body, ((b"www-authenticate", b"Bearer"),))
 
 
 def wrong_method(api: Api, method: str, path: str, allowed: tuple[str, ...]) -> Answer:

@@ -31,20 +31,8 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit_bytes:
             raise BodyTooLarge(limit_bytes)
-    async with asyncio.timeout(BODY_SECONDS):
-        message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-    first: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        if len(first) > limit_bytes:
-            raise BodyTooLarge(limit_bytes)
-        return first
-    return await _read_rest(first, receive, limit_bytes)
-
-
-async def _read_rest(first: bytes, receive: Receive, limit_bytes: int) -> bytes:
-    pieces, size = [first], len(first)
+    pieces: list[bytes] = []
+    size = 0
     while True:
         async with asyncio.timeout(BODY_SECONDS):
             message = await receive()

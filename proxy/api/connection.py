@@ -5,6 +5,7 @@ could hold memory, descriptors and, by never reading, tokens of the pool for as 
 """
 
 import asyncio
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -14,6 +15,10 @@ HEAD_SECONDS = 60.0  # from the first byte of a head, or from connecting
 UNREAD_SECONDS = 300.0  # how long an answer may stand still because nobody reads it
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+# Java's client offers HTTP/2 with every request, POST included; the parser would then drop the body.
+# A server may ignore an offer: under this name nobody looks at it.
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_IGNORED = b"\r\nx-admission-ignored:"
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -22,7 +27,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._in_head = True
-        self._head_bytes = 0
+        self._loose_bytes = 0  # came, and became neither a whole head nor body
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
 
@@ -36,12 +41,18 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._loose_bytes += len(data)
+        if self._in_head:
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = _UPGRADE.sub(_IGNORED, head) + end + rest
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self._in_head:
-            self._bound_head(len(data))
-        elif self.cycle.response_complete and self.timeout_keep_alive_task is None:
+        if self._loose_bytes > HEAD_BYTES:
+            self._refuse()
+        elif self._in_head and self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+        elif not self._in_head and self.cycle.response_complete and self.timeout_keep_alive_task is None:
             # bytes that begin no request must not keep an idle connection open for ever
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -51,10 +62,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # trailers come here as well, and would become headers
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._in_head, self._head_bytes = False, 0
+        self._in_head, self._loose_bytes = False, 0
         self._end_head_timer()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._loose_bytes = 0
+        super().on_body(body)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -64,13 +83,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._end_unread_timer()
         super().resume_writing()
 
-    def _bound_head(self, more_bytes: int) -> None:
-        self._head_bytes += more_bytes
-        if self._head_bytes > HEAD_BYTES:
+    def _refuse(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
             self.transport.write(_TOO_LARGE)
-            self.transport.close()
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+        self.transport.close()
 
     def _end_head_timer(self) -> None:
         if self._head_timer is not None:

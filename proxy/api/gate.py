@@ -40,6 +40,7 @@ from proxy.api.decisions import decision_line, end_line
 from proxy.api.slices import SlicedPrefill
 from proxy.telemetry.decision_log import DecisionLog
 from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.recent import Recent
 from proxy.upstream.call import Observed
 
 logger = logging.getLogger("proxy.gate")
@@ -112,6 +113,7 @@ class Gate:
         self.samples: dict[str, LoadSample] = {}
         self.down_reasons: dict[str, str] = {}
         self.retractions: dict[str, int] = {}
+        self.recent = Recent()
         self._metrics = metrics
         self._urge = urge
         self._decisions = decisions
@@ -142,6 +144,8 @@ class Gate:
             return
         now = self.clock()
         ticket.first_token_at = now
+        if ticket.decision is not None:
+            self.recent.first_token(now, ticket.decision.lane, now - ticket.arrived_at)
         self._step(now, FirstToken(ticket.request.rid, cached_tokens))
 
     def requeue(self, ticket: Ticket) -> bool:
@@ -282,6 +286,7 @@ class Gate:
                     self._dispatched(now, ticket, action)
                     ticket.decide(action)
                 case Refuse():
+                    self.recent.refused(action.reason)
                     self._note(now, ticket, action)
                     ticket.closed = True
                     del self._tickets[action.rid]

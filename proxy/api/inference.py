@@ -18,6 +18,7 @@ from proxy.api.answers import Answer
 from proxy.api.asgi import BodyTooLarge, ClientGone, Receive, Scope, Send, Watch, answer, read_body
 from proxy.api.gate import Gate, Ticket
 from proxy.api.headers import first, forwarded, request_id, wait_limit_seconds, with_ours
+from proxy.api.keys import Door, Tenant
 from proxy.api.slices import SlicedPrefill
 from proxy.settings import Settings
 from proxy.telemetry.logs import request_line
@@ -39,7 +40,6 @@ from proxy.upstream.exchange import Exchange
 
 logger = logging.getLogger("proxy.request")
 RID_BYTES = 16  # 32 hex digits: one length, since SGLang aborts by prefix
-LONGEST_TENANT = 64
 LONGEST_SESSION = 128
 SESSION_HEADERS = (b"x-session-id", b"x-smg-routing-key")
 SLICED_APIS = (Api.CHAT, Api.COMPLETIONS)  # those whose bodies the server tokenizes on request
@@ -55,14 +55,15 @@ class Handler:
         gate: Gate,
         backend_of: Callable[[str], Backend],
         metrics: Metrics,
+        door: Door,
     ) -> None:
         self.settings = settings
         self.sizer = sizer
         self.gate = gate
         self.backend_of = backend_of  # by pool
         self.metrics = metrics
+        self.door = door
         self._tasks: set[asyncio.Task[None]] = set()
-        self.tenant_header = (settings.tenant_header or "").lower().encode()
 
     def let_go(self, pool: str, ticket: Ticket, exchange: Exchange | None) -> None:
         """Have the engine drop a request; its charge drains until that is confirmed."""
@@ -149,7 +150,7 @@ class _Flow:
         self.rid = secrets.token_hex(RID_BYTES)
         self.request_id = request_id(self.headers, self.rid)
         self.arrived_at = time.monotonic()
-        self.tenant = self._tenant()
+        self.tenant: Tenant | None = None
         self.wait_limit_seconds = 0.0
         self.overrides: tuple[str, ...] = ()
         self.sized: Sized | None = None
@@ -168,6 +169,10 @@ class _Flow:
     async def run(self, receive: Receive) -> None:
         handler = self.handler
         settings = handler.settings
+        self.tenant = handler.door.tenant_of(self.headers)
+        if self.tenant is None:
+            await self.reply(answers.unauthorized(self.api))
+            return
         try:
             body = await read_body_of(self, receive, settings.max_body_bytes)
             sized = self.sized = await handler.sizer.size(self.api, body)
@@ -308,13 +313,16 @@ class _Flow:
     def _request(self, sized: Sized) -> Request:
         shape = sized.shape
         tokens = max(1, sized.prompt_tokens)
+        assert self.tenant is not None
         return Request(
             rid=self.rid,
             prompt_tokens=tokens,
             max_tokens=shape.max_tokens,
             sequences=shape.sequences,
             model=shape.model,
-            tenant=self.tenant,
+            tenant=self.tenant.name,
+            weight=self.tenant.weight,
+            limits=self.tenant.limits,
             wait_limit_seconds=self.wait_limit_seconds,
             segments=sized.segments if shape.batch == 1 else (),
             ignore_eos=shape.ignore_eos,
@@ -343,11 +351,6 @@ class _Flow:
             and not shape.has_ids
             and not shape.cache_scope
         )
-
-    def _tenant(self) -> str:
-        name = self.handler.tenant_header
-        value = first(self.headers, name) if name else None
-        return value.decode("latin-1")[:LONGEST_TENANT] if value else "default"
 
     def _check_ids(self, sized: Sized) -> None:
         """An id outside the vocabulary kills the whole server process."""
@@ -410,6 +413,7 @@ class _Flow:
     def record(self) -> None:
         """One log line and the metrics of the request."""
         handler, sized, ticket = self.handler, self.sized, self.ticket
+        tenant = self.tenant.name if self.tenant is not None else ""
         wait = ttft = None
         prompt, produced = (sized.prompt_tokens if sized else 0), 0
         if ticket is not None:
@@ -432,14 +436,14 @@ class _Flow:
             ttft_seconds=ttft,
             prompt_tokens=prompt if ticket is not None and ticket.first_token_at is not None else 0,
             completion_tokens=produced,
-            tenant=self.tenant,
+            tenant=tenant or None,
         )
         request_line(
             logger,
             request_id=self.request_id,
             outcome=self.outcome.value,
             status=self.status,
-            tenant=self.tenant,
+            tenant=tenant,
             model=sized.shape.model if sized else "",
             lane=self.lane,
             prompt_tokens=prompt or None,

@@ -1,5 +1,7 @@
-"""The proxy's own endpoints: health, readiness, metrics, status, explain."""
+"""The proxy's own endpoints: health, readiness, metrics, status, explain, the live page."""
 
+import base64
+import binascii
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -16,6 +18,7 @@ from proxy.api.answers import bad_request, body_too_large, body_too_slow
 from proxy.api.asgi import BodyTooLarge, ClientGone, read_body
 from proxy.api.gate import Gate
 from proxy.api.headers import wait_limit_seconds
+from proxy.api.live import Live
 from proxy.api.replies import JsonReply, response_of
 from proxy.settings import Settings
 from proxy.telemetry.metrics import CONTENT_TYPE, Metrics
@@ -23,6 +26,8 @@ from proxy.tokens.shape import Api, BadRequest
 from proxy.tokens.sizer import Sizer
 
 LOOPBACK = ("127.0.0.1", "::1")
+# Browsers ask for a password then; it is the admin key, with any user name.
+CHALLENGE = {"www-authenticate": 'Basic realm="sglang-admission-proxy", charset="UTF-8"'}
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]
 
 
@@ -34,6 +39,7 @@ class Own:
         self._gate = gate
         self._sizer = sizer
         self._metrics = metrics
+        self.live = Live(gate)
         key = settings.admin_key
         self._admin_key = None if key is None else key.get_secret_value().encode()
 
@@ -51,6 +57,8 @@ class Own:
             Route("/metrics", self._metrics_text),
             Route("/admission/status", self._guarded(self._status)),
             Route("/admission/explain", self._guarded(self._explain), methods=["GET", "POST"]),
+            Route("/admission/live", self._guarded(self.live.page)),
+            Route("/admission/live/events", self._guarded(self.live.events)),
         ]
 
     async def _livez(self, _: HttpRequest) -> Response:
@@ -146,10 +154,8 @@ class Own:
     def _check_operator(self, http: HttpRequest) -> None:
         """The admin key where one is set; else, where clients have keys, loopback only."""
         if self._admin_key is not None:
-            scheme, _, bearer = http.headers.get("authorization", "").partition(" ")
-            given = bearer if scheme.lower() == "bearer" else http.headers.get("x-admin-key", "")
-            if not secrets.compare_digest(given.strip().encode(), self._admin_key):
-                raise HTTPException(401, "this endpoint needs the admin key")
+            if not secrets.compare_digest(_given_key(http), self._admin_key):
+                raise HTTPException(401, "this endpoint needs the admin key", CHALLENGE)
         elif self._settings.api_keys_file is not None and (
             http.client is None or http.client.host not in LOOPBACK
         ):
@@ -161,6 +167,19 @@ def _api_of(body: bytes) -> Api:
     if b'"messages"' in body:
         return Api.CHAT
     return Api.COMPLETIONS if b'"prompt"' in body else Api.GENERATE
+
+
+def _given_key(http: HttpRequest) -> bytes:
+    """The key a caller shows: as bearer, as `x-admin-key`, or as the password a browser asked for."""
+    scheme, _, given = http.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip().encode()
+    if scheme.lower() != "basic":
+        return http.headers.get("x-admin-key", "").strip().encode()
+    try:
+        return base64.b64decode(given.strip()).partition(b":")[2]
+    except (binascii.Error, ValueError):
+        return b""
 
 
 def _whole(http: HttpRequest, name: str) -> int | None:

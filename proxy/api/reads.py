@@ -4,10 +4,19 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 
-from proxy.api.answers import Answer, bad_request, body_too_large, body_too_slow, no_backend, upstream_error
+from proxy.api.answers import (
+    Answer,
+    bad_request,
+    body_too_large,
+    body_too_slow,
+    no_backend,
+    unauthorized,
+    upstream_error,
+)
 from proxy.api.asgi import BodyTooLarge, ClientGone, Receive, Scope, Send, Watch, answer, read_body
 from proxy.api.gate import Gate
 from proxy.api.headers import forwarded, request_id, with_ours
+from proxy.api.keys import Door
 from proxy.api.paths import family_of
 from proxy.settings import Settings
 from proxy.tokens.shape import Api
@@ -24,15 +33,21 @@ READ_BODY_BYTES = 16 * 1024 * 1024  # to be tokenized on the server's own loop: 
 class Reads:
     """Forwards a read to the first backend that answers."""
 
-    def __init__(self, settings: Settings, gate: Gate, backend_of: Callable[[str], Backend]) -> None:
+    def __init__(
+        self, settings: Settings, gate: Gate, backend_of: Callable[[str], Backend], door: Door
+    ) -> None:
         self._settings = settings
         self._gate = gate
         self._backend_of = backend_of
+        self._door = door
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one read."""
         api = family_of(scope["path"])
         name = request_id(scope["headers"], secrets.token_hex(16))
+        if self._door.tenant_of(scope["headers"]) is None:
+            await answer(send, unauthorized(api), name)
+            return
         limit = min(READ_BODY_BYTES, self._settings.max_body_bytes)
         try:
             body = await read_body(scope, receive, limit)

@@ -15,10 +15,10 @@ from proxy.plan.policies import Policy, policies
 from proxy.plan.progress import Progress
 from proxy.plan.runs import Plan
 from proxy.plan.text import report
-from proxy.settings import SettingsError, unknown_variables
+from proxy.settings import unknown_variables
 from proxy.simulator import mix_text
 from proxy.simulator.cli_options import add_engine_arguments, engine_of
-from proxy.simulator.traces import TraceError, read_trace
+from proxy.simulator.traces import read_trace
 from proxy.simulator.workload import Workload
 
 DESCRIPTION = """\
@@ -97,9 +97,10 @@ def main(args: argparse.Namespace) -> int:
         tried = policies(args.set, args.compare, os.environ)
         targets = parse_targets(args.target)
         plan = Plan(traffic.workload, engine_of(args), max(0, args.retries), Progress(sys.stderr).step)
-    except (SettingsError, mix_text.MixError, TraceError, ValueError, OSError) as error:
-        sys.stderr.write(f"plan: {error}\n")
-        return 2
+    except OSError as error:
+        return _wrong(f"{error.filename}: {error.strerror}")
+    except ValueError as error:  # of settings, mix, trace or options: one line each
+        return _wrong(str(error))
     for warning in unknown_variables():
         sys.stderr.write(f"plan: {warning}\n")
     if args.direct:
@@ -114,6 +115,11 @@ def main(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(_heading(args, plan, traffic, tried) + "\n\n" + report(plan, grouping))
     return _draw(args.picture, plan, grouping) if args.picture is not None else 0
+
+
+def _wrong(text: str) -> int:
+    sys.stderr.write(f"plan: {text}\n")
+    return 2
 
 
 def _traffic(args: argparse.Namespace) -> _Traffic:
@@ -149,8 +155,7 @@ def _draw(path: Path, plan: Plan, grouping: Grouping) -> int:
     try:
         drawn = picture(plan, grouping, path, title=title)
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"plan: --picture {path}: {error}\n")
-        return 2
+        return _wrong(f"--picture {path}: {error}")
     hint = "matplotlib is not installed (pip install 'sglang-admission-proxy[demo]')"
     sys.stderr.write(f"Picture: {path}\n" if drawn else f"No picture: {hint}.\n")
     return 0

@@ -7,7 +7,7 @@ included, those answered to the end whose first token came within the lane's tar
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.admission.types import Lane
+from proxy.admission.types import Lane, Reason
 from proxy.simulator.records import Outcome, Record, Run, kinds_of, quantile
 
 Key = tuple[str, int]  # a client's name, and which of its requests
@@ -66,13 +66,16 @@ def asked(records: Iterable[Record]) -> list[Asked]:
 
 
 def lanes_of(run: Run, short_prefill_tokens: int) -> dict[Key, str]:
-    """The lane that the proxy gave each request; by its size for one it never decided on."""
-    found = {}
-    for request in asked(run.records):
-        first = request.attempts[0]
-        by_size = Lane.SHORT if first.prompt_tokens <= short_prefill_tokens else Lane.LONG
-        found[request.key] = next((a.lane for a in request.attempts if a.lane), by_size.value)
-    return found
+    """The lane that the proxy gave each request; by its size for one it gave none."""
+    return {request.key: _lane(request, short_prefill_tokens) for request in asked(run.records)}
+
+
+def _lane(request: Asked, short_prefill_tokens: int) -> str:
+    for record in request.attempts:
+        if record.lane and record.reason != Reason.CONTEXT_LENGTH_EXCEEDED:
+            return record.lane
+    short = request.attempts[0].prompt_tokens <= short_prefill_tokens
+    return (Lane.SHORT if short else Lane.LONG).value
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,17 +78,18 @@ def workload_of(texts: Sequence[str], *, seconds: float, seed: int) -> Workload:
 
     `seconds`: how long arrivals at a rate go on. Raises MixError.
     """
-    whole: Workload | None = None
+    whole = Workload("", ())
+    names: set[str] = set()
     for number, text in enumerate(texts):
-        made = BUILT_IN.get(text)
-        part = (
-            made(seed) if made else _made(parse_part(text), seconds, random.Random(f"{text} {number} {seed}"))
-        )
-        whole = part if whole is None else whole + part
-    if whole is None:
-        raise MixError("no traffic is described")
+        part = None if text in BUILT_IN else parse_part(text)
+        name = part.name if part else text
+        if name in names:
+            raise MixError(f"two parts of the mix are called {name!r}")
+        names.add(name)
+        rng = random.Random(f"{text} {number} {seed}")
+        whole += _made(part, seconds, rng) if part else BUILT_IN[text](seed)
     if not whole.requests:
-        raise MixError(f"no request arrives within {seconds:g} s")
+        raise MixError(f"no request arrives within {seconds:g} s" if texts else "no traffic is described")
     return replace(whole, name=", ".join(texts))
 
 
@@ -138,7 +139,7 @@ def _with_options(part: Part, text: str) -> Part:
             case "grow":
                 part = replace(part, grow_tokens=_tokens(value))
             case _:
-                raise ValueError(f"option {option!r} is none of {', '.join(f'{o}=...' for o in _OPTIONS)}")
+                raise ValueError(f"{option!r} is none of {', '.join(f'{o}=...' for o in _OPTIONS)}")
     if part.rate is not None and (part.think_seconds or part.grow_tokens is not None):
         raise ValueError("think and grow are for clients (CxN), not for arrivals at a rate")
     return part

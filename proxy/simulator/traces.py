@@ -147,7 +147,7 @@ class _Reading:
                 f"or max_tokens, or {USUAL_OUTPUT_TOKENS} tokens"
             )
         if self._refused:
-            yield f"{self._refused} in the file were refused then; a retry of one is a request of its own here"
+            yield f"{self._refused} in the file were refused; a retry of one is a request of its own here"
         if not any(request.hash_ids for request in kept):
             yield "no shared prefixes are recorded: every prompt is taken to be new"
         names = sorted({request.model for request in kept if request.model})

@@ -24,6 +24,7 @@ class Cause(StrEnum):
     LONG_CONTEXTS = "long contexts resident at once"
     PREFILL = "a prefill under way"
     GATE = "a blocked long request it must not pass"
+    TENANT = "its tenant's share, others waiting"
 
 
 _LEDGERS = {"C": Cause.MEMORY, "E": Cause.ENGINE, "S": Cause.SLOTS}
@@ -146,8 +147,7 @@ class Watched:
 
 
 def _heads(line: Line) -> Iterator[Job]:
-    for queue in (line.shorts, line.longs):
-        head = queue.head()
+    for head in (line.shorts.head(), line.gate.head or line.longs.head()):
         if head is not None:
             yield head
 
@@ -159,9 +159,12 @@ def _cause(line: Line, job: Job, now: float) -> Cause:
     lacks = pool.lacks(job, line.reserve_of(job))
     if lacks:
         return _LEDGERS[lacks[0]]
-    most = pool.limits.max_long_contexts
-    if job.long and most is not None and sum(other.long for other in pool.jobs.values()) >= most:
-        return Cause.LONG_CONTEXTS
-    if not job.long and pool.timeline.open_for_shorts(now) and line.gate.closed(now):
-        return Cause.GATE
-    return Cause.PREFILL
+    if job.long:
+        most = pool.limits.max_long_contexts
+        full = most is not None and sum(other.long for other in pool.jobs.values()) >= most
+        return Cause.LONG_CONTEXTS if full else Cause.PREFILL
+    if pool.short_backlog_tokens or not pool.timeline.open_for_shorts(now):
+        return Cause.PREFILL
+    tenant = job.request.tenant
+    several = line.shorts.others_wait(tenant) or line.longs.others_wait(tenant)
+    return Cause.TENANT if several and not line.gate.closed(now) else Cause.GATE

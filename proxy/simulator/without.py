@@ -99,6 +99,6 @@ class _Comparing:
             if decision.rid not in self._met:
                 if decision.at >= until:
                     return
-                done = "sent" if decision.dispatched else "refused"
-                raise _Differs(decision.at, decision.rid, f"{done} earlier than without")
+                what = "sent earlier than without" if decision.dispatched else "refused, without it held"
+                raise _Differs(decision.at, decision.rid, what)
             self._passed += 1

@@ -20,6 +20,7 @@ _LONGEST_VALUE = 200
 # C0, DEL, C1, line separators, bidirectional overrides, and halves of surrogate pairs.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+-]+")
+_to_json = json.JSONEncoder(default=str).encode
 # Their debug lines show headers, and with them keys; their info lines repeat our own.
 _QUIET = ("httpx", "httpcore", "uvicorn.access")
 
@@ -140,7 +141,7 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         entry |= {key: _cut(value) for key, value in _fields(record).items() if key not in entry}
-        return json.dumps(entry, default=str).replace("\x7f", "\\u007f")
+        return _to_json(entry).replace("\x7f", "\\u007f")
 
 
 def escaped(text: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 
 from proxy.tokens.breath import breathe
+from proxy.tokens.piecewise import PIECE_BYTES, parse_piecewise
 from proxy.tokens.shape import BadRequest
 
 # A backslash and what it escapes: a surrogate pair, a lone surrogate, or anything else.
@@ -29,10 +30,12 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """
     if len(body) > 2 * _MOST_CONTAINERS and body.count(b"{") + body.count(b"[") > _MOST_CONTAINERS:
         raise BadRequest("the request body holds too many objects and arrays")
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        document = _second_try(body, error)
+    document = parse_piecewise(body) if len(body) > 4 * PIECE_BYTES else None
+    if document is None:
+        try:
+            document = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            document = _second_try(body, error)
     if not isinstance(document, dict):
         raise BadRequest("the request body must be a JSON object")
     return document

@@ -6,6 +6,8 @@ as much again), and knows how sure it is.
 """
 
 import math
+from collections.abc import Sequence
+from operator import mul
 from typing import NamedTuple
 
 from proxy.tokens.composition import (
@@ -50,31 +52,35 @@ class Weights:
 
     def predict(self, counted: Composition) -> Prediction:
         """What a prompt, or a part of one, comes to."""
-        tokens = sum(weight * count for weight, count in zip(self.values, counted, strict=True))
-        spread = self._spread(counted)
-        variance = sum(count * part for count, part in zip(counted, spread, strict=True)) + _noise(counted)
+        return self._predict(counted, self._spread(counted))
+
+    def _predict(self, counted: Composition, spread: Sequence[float]) -> Prediction:
+        tokens = sum(map(mul, self.values, counted))
+        variance = sum(map(mul, counted, spread)) + _noise(counted)
         return Prediction(tokens, math.sqrt(max(0.0, variance)))
 
     def _spread(self, counted: Composition) -> list[float]:
         used = [(index, count) for index, count in enumerate(counted) if count]
-        return [sum(row[index] * count for index, count in used) for row in self._covariance]
+        return [sum([row[index] * count for index, count in used]) for row in self._covariance]
 
     def learn(self, counted: Composition, true_tokens: float) -> None:
         """Takes in the true count of a prompt, or of a part of one."""
-        predicted, sigma = self.predict(counted)
+        spread = self._spread(counted)
+        predicted, sigma = self._predict(counted, spread)
         if sigma <= 0:
             return
         most = _MOST_SIGMAS * sigma
         error = min(max(true_tokens - predicted, -most), most)
-        spread = self._spread(counted)
         variance = sigma * sigma
-        for index, part in enumerate(spread):
+        touched = [(index, part) for index, part in enumerate(spread) if part]  # few of them, as a rule
+        for index, part in touched:
             gain = part / variance
             self.values[index] += gain * error
             row = self._covariance[index]
-            for column, other in enumerate(spread):
+            for column, other in touched:
                 row[column] -= gain * other
-            row[index] = min(max(row[index], 0.0) + self._first[index] * _DRIFT**2, self._first[index])
+        for index, (row, first) in enumerate(zip(self._covariance, self._first, strict=True)):
+            row[index] = min(max(row[index], 0.0) + first * _DRIFT**2, first)
 
 
 def _noise(counted: Composition) -> float:

@@ -10,6 +10,8 @@ from proxy.tokens.prompts import cache_scope, media_count, media_tokens
 from proxy.tokens.shape import Api, BadRequest, Prompt, Reading, Shape, Unit
 from proxy.tokens.tools import as_rendered
 
+_HEADROOM_TOKENS = 2  # SGLang 0.5.23 takes them off `max_output_tokens` (protocol.py)
+
 
 def read_responses(body: dict[str, Any], rules: MediaRules) -> Reading:
     """Shape and prompt of a response request.
@@ -33,12 +35,13 @@ def read_responses(body: dict[str, Any], rules: MediaRules) -> Reading:
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     units.extend(_item(item, index, rules) for index, item in enumerate(items))
     units.append(Unit("reply", [], REPLY_TOKENS))
+    limit = fields.integer(body, "max_output_tokens", least=0)
     shape = Shape(
         api=Api.RESPONSES,
         model=fields.string(body, "model") or "",
         stream=fields.boolean(body, "stream"),
         wants_usage=True,  # the final event carries it
-        max_tokens=fields.integer(body, "max_output_tokens", least=0),
+        max_tokens=None if limit is None else max(0, limit - _HEADROOM_TOKENS),
         media=media_count([units]),
         media_tokens=media_tokens([units]),
         session=fields.label(body, "prompt_cache_key", "session_id"),

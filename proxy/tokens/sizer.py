@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from proxy.tokens.body import parse_object
+from proxy.tokens.breath import let_go
 from proxy.tokens.calibration import ENOUGH_SAMPLES, Calibration, Estimate
 from proxy.tokens.composition import largest
 from proxy.tokens.counter import Counter
@@ -141,11 +142,14 @@ class Sizer:
     def _job(self, api: Api, body: bytes, *, sampled: bool) -> _Job:
         document = parse_object(body)
         shape, prompt = read_document(api, document, self._media)
+        measured: Measured | None = None
         if self._exact is not None:
-            found = self._exact.measure(shape, prompt, document, sampled=sampled)
-            if found is not None:
-                return _Job(shape, found)
-        return _Job(shape, measure(self._counter, shape, prompt, sampled=sampled))
+            measured = self._exact.measure(shape, prompt, document, sampled=sampled)
+        if measured is None:
+            measured = measure(self._counter, shape, prompt, sampled=sampled)
+        for part in (*document.values(), *prompt.items):
+            let_go(part)
+        return _Job(shape, measured)
 
     def _calibrated(self, job: _Job, body_bytes: int) -> Sized:
         shape, measured = job

@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from typing import cast
 
 import httpx
 
 from proxy.upstream.errors import UpstreamBroken
 from proxy.upstream.link import reason_of
+from proxy.upstream.reply import Reply
 
 # For the few bytes that follow a failure, so that the connection can be used again.
 _REST_SECONDS = 1.0
@@ -21,37 +20,30 @@ class AnswerBytes:
     `reading`: a read is under way. `cut`: the connection is gone, nothing more can be read.
     """
 
-    __slots__ = ("_raw", "_response", "_stall_seconds", "cut", "reading")
+    __slots__ = ("_reply", "_stall_seconds", "cut", "reading")
 
     def __init__(self, response: httpx.Response, stall_seconds: float) -> None:
         # From here on bytes flow, and silence means trouble. The transport looks into this very
-        # dict when it is first asked for the body.
+        # dict whenever it is asked for more of the body.
         response.request.extensions["timeout"]["read"] = stall_seconds
-        self._response = response
-        self._raw = cast("AsyncGenerator[bytes, None]", response.aiter_raw())
+        assert isinstance(response.stream, Reply), "answers are read through make_client's transport"
+        self._reply = response.stream
         self._stall_seconds = stall_seconds
         self.reading = False
         self.cut = False
 
     async def read(self) -> bytes:
-        """The next chunk. Raises StopAsyncIteration behind the last, UpstreamBroken on failure.
-
-        A read that is cancelled costs the connection: the transport closes it.
-        """
+        """What has come, or the next to come. Raises StopAsyncIteration behind the last, UpstreamBroken on
+        failure. A read that is cancelled loses nothing: the next one, whoever's, goes on from there."""
         self.reading = True
         try:
-            return await anext(self._raw)
-        except StopAsyncIteration:
-            raise
+            return await self._reply.__anext__()
         except httpx.ReadTimeout as error:
             self.cut = True
             raise UpstreamBroken(f"silent for {self._stall_seconds:g} s") from error
-        except (httpx.TransportError, httpx.StreamError) as error:
+        except httpx.TransportError as error:
             self.cut = True
             raise UpstreamBroken(f"connection lost: {reason_of(error)}") from error
-        except BaseException:
-            self.cut = True
-            raise
         finally:
             self.reading = False
 
@@ -69,6 +61,4 @@ class AnswerBytes:
 
     async def close(self) -> None:
         """Gives the connection back where the body was complete, else closes it."""
-        if not self.reading:
-            await self._raw.aclose()
-        await self._response.aclose()
+        await self._reply.aclose()

@@ -11,7 +11,6 @@ import httptools
 import httpx
 
 from proxy.upstream.reply import LARGEST_WAITING_BYTES, Reply
-from proxy.upstream.request_bytes import content_of, head_of
 
 LARGEST_HEAD_BYTES = 64 * 1024  # of headers, trailers, chunk extensions: all that is not body
 _JOINED_BYTES = 64 * 1024  # a body up to this is copied behind its head, to leave in one packet
@@ -56,14 +55,18 @@ class Connection(asyncio.Protocol):
         self._reusable = False
         self._fault: str | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a request can be sent over it."""
+        return self._transport is not None and not self._transport.is_closing()
+
     # --- a request
 
-    async def ask(self, request: httpx.Request) -> httpx.Response:
-        """Sends it; returns with the head of the answer. Raises httpx.TransportError.
+    async def ask(self, request: httpx.Request, head: bytes, content: bytes) -> httpx.Response:
+        """Sends `head` and `content`; returns with the head of the answer. Raises httpx.TransportError.
 
         On any failure, and when it is cancelled, the connection must be closed: `cut`.
         """
-        head, content = head_of(request), await content_of(request)
         trace: Trace | None = request.extensions.get("trace")
         timeouts = request.extensions.get("timeout", {})
         reply = Reply(self, timeouts, self._loop)
@@ -89,7 +92,7 @@ class Connection(asyncio.Protocol):
     def _write(self, reply: Reply, head: bytes, content: bytes, *, bodiless: bool) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
-            raise httpx.WriteError("the connection was closed")
+            raise httpx.WriteError("closed before anything was sent")
         self._reply = reply
         self._bodiless = bodiless
         self._begin_answer()

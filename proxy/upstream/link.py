@@ -56,20 +56,24 @@ class Link:
         Raises BodyRefused for a target that cannot be written into a request line.
         """
         key = self._admin_key if admin else self._key
-        kept = [
+        url = self._url(path)
+        kept = [(b"host", url.netloc)]
+        kept += [
             (name, value)
             for name, value in headers
             if (lower := name.lower()) not in _NOT_FORWARDED and not (key and lower == b"authorization")
         ]
         kept.append((b"accept-encoding", b"identity"))
+        if body or method not in ("GET", "HEAD"):
+            kept.append((b"content-length", b"%d" % len(body)))
         if key:
             kept.append((b"authorization", key))
         timeout = {"connect": self._connect_seconds, "read": None, "write": self._stall_seconds, "pool": None}
         extensions: dict[str, Any] = {"timeout": timeout}
         if trace:
             extensions["trace"] = trace
-        content = body if body or method not in ("GET", "HEAD") else None
-        return httpx.Request(method, self._url(path), headers=kept, content=content, extensions=extensions)
+        # `stream`, unlike `content`, lets httpx leave the headers as they are: a third of the time
+        return httpx.Request(method, url, headers=kept, stream=httpx.ByteStream(body), extensions=extensions)
 
     async def send(self, request: httpx.Request) -> httpx.Response:
         """Headers only; the body is left to be streamed. Raises httpx.TransportError."""

@@ -116,7 +116,7 @@ class Reply(httpx.AsyncByteStream):
             finally:
                 self._waiter = None
         chunks, self._chunks = self._chunks, []
-        if self.waiting_bytes >= LARGEST_WAITING_BYTES:
+        if self.waiting_bytes >= LARGEST_WAITING_BYTES and not self._ended:
             self._source.go_on()
         self.waiting_bytes = 0
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -1,7 +1,7 @@
 """Every wire fact of SGLang the proxy relies on: paths, fields, quirks, and pure parsers of its answers.
 
-Checked against 0.5.23 (and 0.5.17 where noted). Nothing here does I/O, and no other module
-of the proxy names an SGLang path or field.
+Checked against 0.5.23 (and 0.5.17 where noted). Nothing here does I/O, and no other module but `traits`
+(what only `doctor` reads) names an SGLang path or field.
 """
 
 import re

@@ -10,6 +10,7 @@ import ssl
 import httpx
 
 from proxy.upstream.connection import Connection, Trace
+from proxy.upstream.request_bytes import content_of, head_of
 
 Origin = tuple[str, str, int]
 _PORTS = {"http": 80, "https": 443}
@@ -32,11 +33,12 @@ class Transport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """The head of the answer; its body is left to be streamed. Raises httpx.TransportError."""
+        head, content = head_of(request), await content_of(request)
         url = request.url
         origin = (url.scheme, url.host, url.port or _PORTS.get(url.scheme, 0))
         connection = self._take(origin) or await self._connect(origin, request)
         try:
-            return await connection.ask(request)
+            return await connection.ask(request, head, content)
         except BaseException:
             connection.cut()
             raise
@@ -57,7 +59,11 @@ class Transport(httpx.AsyncBaseTransport):
         while idle and (oldest := next(iter(idle))).idle_since < alive_since:
             del idle[oldest]
             oldest.cut()
-        return idle.popitem()[0] if idle else None
+        while idle:
+            connection, _ = idle.popitem()
+            if connection.is_open:  # else it is closing, and we have not been told yet
+                return connection
+        return None
 
     async def _connect(self, origin: Origin, request: httpx.Request) -> Connection:
         scheme, host, port = origin
@@ -93,7 +99,8 @@ class Transport(httpx.AsyncBaseTransport):
             raise httpx.ConnectTimeout("connecting timed out") from None
         except (OSError, UnicodeError) as error:  # UnicodeError: a host that is no host name
             raise httpx.ConnectError(str(error)) from error
-        self._open.add(connection)
+        if connection.is_open:
+            self._open.add(connection)
         return connection
 
     def _tls_context(self) -> ssl.SSLContext:

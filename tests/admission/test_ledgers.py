@@ -96,7 +96,7 @@ class Drive:
             )
             assert all(figure >= 0 for figure in figures), figures
             assert all(tokens >= 0 for tokens in pool.committed_by_lane().values())
-            assert sum(pool.committed_by_lane().values()) == pool.committed_tokens
+            assert sum(pool.committed_by_lane().values()) == pool.committed_tokens - pool.lent_tokens
             if any(isinstance(action, Dispatch) for action in actions) and len(pool.jobs) > 1:
                 # growth is recorded and stops dispatching, so a dispatch never finds C over its ceiling
                 resident = pool.committed_tokens + pool.held_tokens

@@ -1,13 +1,14 @@
 """From outcome to answer: every row of the table, in both shapes."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admission.types import Lane, Reason, Refuse
+from proxy.admission.types import Lane, Reason, Refuse, TenantLimit
 from proxy.api import answers
 from proxy.api.answers import Answer
 from proxy.tokens.shape import Api
@@ -19,6 +20,7 @@ STATUSES = {
     Reason.DEADLINE: 429,
     Reason.CONTEXT_LENGTH_EXCEEDED: 400,
     Reason.NO_BACKEND: 503,
+    Reason.MODEL_NOT_FOUND: 404,
     Reason.DRAINING: 503,
 }
 OPENAI = [api for api in Api if api is not Api.MESSAGES]
@@ -99,6 +101,33 @@ def test_what_can_never_fit_names_both_numbers_and_forbids_retrying() -> None:
     assert "64500" in message
     assert "186618" in message
     assert error_of(answer)["limit_tokens"] == 186_618
+
+
+def test_a_tenants_limit_is_named_with_its_figures() -> None:
+    full = replace(refuse(Reason.TENANT_LIMIT), tenant_limit=TenantLimit("concurrent_requests", 20, 20))
+    answer = answers.refused(Api.CHAT, full, 60.0)
+    error = error_of(answer)
+    assert (error["limit"], error["limit_value"], error["limit_used"]) == ("concurrent_requests", 20, 20)
+    assert "concurrent_requests=20, 20 in use" in error["message"]
+    assert header(answer, b"retry-after") == b"8"
+
+
+def test_what_is_more_than_a_tenant_may_ever_hold_is_not_to_be_tried_again() -> None:
+    never = replace(refuse(Reason.TENANT_LIMIT, None), tenant_limit=TenantLimit("resident_tokens", 9000, 0))
+    answer = answers.refused(Api.CHAT, never, 60.0)
+    assert answer.status == 429
+    assert header(answer, b"retry-after") is None
+    assert header(answer, b"x-should-retry") == b"false"
+    assert "resident_tokens=9000" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES])
+def test_who_shows_no_valid_key_is_told_so_in_the_shape_of_the_api(api: Api) -> None:
+    answer = answers.unauthorized(api)
+    assert answer.status == 401
+    assert header(answer, b"www-authenticate") == b"Bearer"
+    assert error_of(answer)["type"] == "authentication_error"
+    assert error_of(answer).get("code") == (None if api is Api.MESSAGES else "invalid_api_key")
 
 
 def test_a_predicted_wait_is_told_with_what_may_be_done_about_it() -> None:

@@ -74,6 +74,8 @@ async def test_a_body_that_grows_over_the_limit_is_refused_when_it_does() -> Non
     with pytest.raises(BodyTooLarge):
         await read_body(NO_HEADERS, Client(piece(b"abcdefg")).receive, 6)
     with pytest.raises(BodyTooLarge):
+        await read_body(NO_HEADERS, Client(piece(b"abcdefg", more=True)).receive, 6)
+    with pytest.raises(BodyTooLarge):
         await read_body(NO_HEADERS, Client(piece(b"abcdef", more=True), piece(b"g", more=True)).receive, 6)
 
 

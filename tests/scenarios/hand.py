@@ -111,6 +111,7 @@ class Hand:
         segments: tuple[Segment, ...] = (),
         sliceable: bool = False,
         ignore_eos: bool | None = None,
+        session: str = "",
     ) -> str:
         """A request comes; its output is known beforehand unless it is None. Returns its id."""
         rid = f"{name} {next(self._numbers)}"
@@ -125,6 +126,7 @@ class Hand:
             segments=segments,
             ignore_eos=fixed,
             sliceable=sliceable,
+            session=session,
         )
         self.step(Arrival(request))
         return rid
@@ -163,7 +165,7 @@ class Hand:
             ledgers = {
                 "C": pool.committed_tokens,
                 "W": pool.backlog_tokens,
-                "E": pool.engine_tokens,
+                "E": pool.engine_tokens - pool.held_tokens,
                 "S": pool.running_slots,
                 "foreign": pool.foreign_tokens,
                 "queued": line.waiting_tokens,

@@ -4,6 +4,7 @@ They are the reason to trust the scenarios: each scenario names those that it ha
 are what one would write first, or what other proxies do.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -11,12 +12,29 @@ from typing import ClassVar
 
 from proxy.admission.backfill import Gate, Rule
 from proxy.admission.controller import Controller
-from proxy.admission.job import Job
+from proxy.admission.job import Job, State
 from proxy.admission.limits import Limits
 from proxy.admission.line import Line
 from proxy.admission.pool import Pool
+from proxy.admission.reservation import Reservation
+from proxy.admission.residency import Hold
 from proxy.admission.sensor import Sensor
-from proxy.admission.types import Action, Arrival, Event, PoolUp
+from proxy.admission.types import (
+    Action,
+    Arrival,
+    Drain,
+    Event,
+    Finished,
+    Gone,
+    LoadSample,
+    PoolDown,
+    PoolFacts,
+    PoolUp,
+    Reason,
+    Refuse,
+    Request,
+    Requeue,
+)
 
 Make = Callable[[Limits], Controller]
 
@@ -168,3 +186,256 @@ class OneSlotEach(Rebuilt):
         def _fits_slots(self, job: Job) -> bool:
             slots = self.facts.max_running_requests
             return slots is None or len(self.jobs) < slots
+
+
+# --- when a charge comes back -------------------------------------------------------------------
+
+
+class ReleaseAtOnce(Controller):
+    """The client is gone, so its charge is: what the engine still holds is booked twice."""
+
+    def _gone(self, now: float, event: Gone, actions: list[Action]) -> Iterable[Line]:
+        return super()._gone(now, replace(event, reached_engine=False), actions)
+
+
+class NeverRelease(Rebuilt):
+    """Waits for the end of an aborted request for ever; neither a poll nor time tells it."""
+
+    class sensor_type(Sensor):  # noqa: N801
+        def _drained(self, sample: LoadSample) -> list[Job]:
+            return []
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(replace(limits, drain_seconds=math.inf))
+
+
+class SlicesGoOn(Controller):
+    """A client that left costs the whole prefill of its prompt."""
+
+    def _gone(self, now: float, event: Gone, actions: list[Action]) -> Iterable[Line]:
+        pools = {line.pool: line.pool.sliced for line in self.lines.values()}
+        touched = super()._gone(now, event, actions)
+        for pool, job in pools.items():
+            pool.sliced = job
+        return touched
+
+
+class StaysQueued(Controller):
+    """Who left the queue is noticed when its turn comes."""
+
+    def _gone(self, now: float, event: Gone, actions: list[Action]) -> Iterable[Line]:
+        job = self.jobs.get(event.rid)
+        if job is not None and job.state is State.QUEUED:
+            return ()
+        return super()._gone(now, event, actions)
+
+
+class FailuresStay(Controller):
+    """Only a request that ended well gives its charge back."""
+
+    def _finish(self, now: float, event: Finished, actions: list[Action]) -> Iterable[Line]:
+        return super()._finish(now, event, actions) if event.completed else ()
+
+
+class FailuresTeach(Controller):
+    """What broke off early is learnt as a short output."""
+
+    def _finish(self, now: float, event: Finished, actions: list[Action]) -> Iterable[Line]:
+        return super()._finish(now, replace(event, completed=True), actions)
+
+
+class RetryAtOnce(Controller):
+    """A full queue in the engine is tried again at once, with all that wait."""
+
+    def _requeue(self, now: float, event: Requeue, actions: list[Action]) -> Iterable[Line]:
+        touched = super()._requeue(now, event, actions)
+        for line in self.lines.values():
+            line.pool.hold_until = line.pool.backoff_seconds = 0.0
+        return touched
+
+
+class DownForgets(Controller):
+    """The queue of a backend that is down is gone with it."""
+
+    def _pool_down(self, now: float, event: PoolDown, actions: list[Action]) -> Iterable[Line]:
+        for job in list(self.lines[event.pool].jobs()):
+            self._forget(job)
+        return super()._pool_down(now, event, actions)
+
+
+# --- what the ledger believes -------------------------------------------------------------------
+
+
+class NoReserveGrowth(Controller):
+    """An output that outgrows its reserve is not charged for."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.reservation = _Rigid(limits.output_reserve_quantile, limits.output_reserve_cap)
+
+
+class _Rigid(Reservation):
+    def grown_tokens(self, request: Request, generated_tokens: int, reserved_tokens: int) -> int:
+        return reserved_tokens
+
+
+class NoBudget(Rebuilt):
+    """Whatever comes is sent."""
+
+    class pool_type(Pool):  # noqa: N801
+        def fits(self, job: Job, reserve_tokens: int) -> bool:
+            return True
+
+
+class PollIsLedger(Controller):
+    """Without a fresh poll nothing is known, so nothing is sent."""
+
+    def _dispatch(self, now: float, line: Line, actions: list[Action]) -> None:
+        last = self._sensors[line.pool.name].last
+        if last is None or now - last.at < 2.0:
+            super()._dispatch(now, line, actions)
+
+
+class NoDrift(Rebuilt):
+    """What others use of the backend is none of our business."""
+
+    class sensor_type(Sensor):  # noqa: N801
+        def _watch_foreign(self, sample: LoadSample) -> None:
+            return
+
+
+class BelievesAnyPoll(Rebuilt):
+    """A poll is news whenever it comes."""
+
+    class sensor_type(Sensor):  # noqa: N801
+        def observe(self, now: float, sample: LoadSample) -> tuple[list[Job], list[Job]]:
+            return super().observe(sample.at, sample)
+
+
+class OldFacts(Rebuilt):
+    """A backend is asked for its facts once."""
+
+    class pool_type(Pool):  # noqa: N801
+        def refresh(self, facts: PoolFacts) -> None:
+            first = getattr(self, "_first_facts", None) or facts
+            self._first_facts = first
+            super().refresh(first)
+
+
+class RestartRefusesAll(Controller):
+    """While the backend is down, whoever waits for it is sent away."""
+
+    def _pool_down(self, now: float, event: PoolDown, actions: list[Action]) -> Iterable[Line]:
+        line = self.lines[event.pool]
+        for job in list(line.jobs()):
+            self._forget(job)
+            actions.append(self._refusal(now, job, line, Reason.NO_BACKEND))
+        return super()._pool_down(now, event, actions)
+
+
+class ForeignAdds(Rebuilt):
+    """Whatever the server says is in use comes on top of the ledger."""
+
+    class sensor_type(Sensor):  # noqa: N801
+        def _watch_foreign(self, sample: LoadSample) -> None:
+            self._pool.foreign_tokens = sample.used_tokens
+
+
+class ForeignBehindReserves(Rebuilt):
+    """Only what exceeds the whole ledger is somebody else's: reserves and holds hide it."""
+
+    class sensor_type(Sensor):  # noqa: N801
+        def _watch_foreign(self, sample: LoadSample) -> None:
+            pool = self._pool
+            ours = pool.committed_tokens + pool.held_tokens
+            pool.foreign_tokens = max(0, sample.used_tokens - ours)
+
+
+class PayerTakesAll(Rebuilt):
+    """The charge of a shared prefix leaves with the request that brought it."""
+
+    class pool_type(Pool):  # noqa: N801
+        def release(self, job: Job) -> None:
+            paid = sum(s.tokens for s, pays in zip(job.request.segments, job.paying, strict=False) if pays)
+            super().release(job)
+            self.prefix.charged_tokens = max(0, self.prefix.charged_tokens - paid)
+
+
+class EachPays(Rebuilt):
+    """Nobody rides: every request is charged for its whole prompt."""
+
+    class pool_type(Pool):  # noqa: N801
+        def admit(self, job: Job, now: float, reserve_tokens: int, *, sliced: bool = False) -> None:
+            job.request = replace(job.request, segments=())
+            super().admit(job, now, reserve_tokens, sliced=sliced)
+
+
+class HoldForgotten(Rebuilt):
+    """A context is believed to stay in the cache by itself."""
+
+    class pool_type(Pool):  # noqa: N801
+        def hold(self, hold: Hold) -> None:
+            return
+
+
+class HoldBesideCharge(Rebuilt):
+    """What is held for a conversation is held beside its next turn, too."""
+
+    class pool_type(Pool):  # noqa: N801
+        @property
+        def held_tokens(self) -> int:
+            return sum(hold.tokens for hold in self.holds)
+
+        @property
+        def effective_tokens(self) -> int:
+            return self.committed_tokens + self.held_tokens + self.foreign_tokens
+
+        def drop_hold(self, hold: Hold) -> None:
+            if not hold.conversation.running:
+                super().drop_hold(hold)
+
+
+# --- how one is refused -------------------------------------------------------------------------
+
+
+class NeverRefuses(Controller):
+    """Who comes may wait, however long it will be."""
+
+    def _refuse_hopeless(self, now: float, rid: str, actions: list[Action]) -> None:
+        return
+
+
+class RetryAfterConstant(Controller):
+    """Come back in a second, whoever you are."""
+
+    def _refusal(self, now: float, job: Job, line: Line | None, reason: Reason) -> Refuse:
+        return replace(super()._refusal(now, job, line, reason), retry_after_seconds=1.0)
+
+
+class RetryTogether(Controller):
+    """Each is told when the queue as it is now will be short; nobody counts who was told so before."""
+
+    def _refusal(self, now: float, job: Job, line: Line | None, reason: Reason) -> Refuse:
+        refuse = super()._refusal(now, job, line, reason)
+        honest = max(1.0, refuse.predicted_wait_seconds - job.request.wait_limit_seconds / 2)
+        return replace(refuse, retry_after_seconds=honest)
+
+
+class GuessesByCount(Rebuilt):
+    """A second for each that waits before: what one does not know about prefill."""
+
+    class line_type(Line):  # noqa: N801
+        def predicted_wait(self, job: Job, now: float) -> float:
+            return 1.0 + self.position(job)
+
+
+class DrainWaits(Controller):
+    """Shutting down, the queue is served first; nobody in it is told."""
+
+    def _drain(self, now: float, event: Drain, actions: list[Action]) -> Iterable[Line]:
+        self.draining = True
+        return ()
+
+
+class DrainedInChorus(RetryAfterConstant):
+    """Those sent away by a shutdown all come back at the same moment."""

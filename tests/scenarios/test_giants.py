@@ -31,7 +31,7 @@ def check_03(make: Make, pool_tokens: int, seed: int) -> None:
     run, heads = play(make, pool_tokens, others + giants(pool_tokens, 1))
     (big,) = giants_of(run)
     check_starts(big, heads)
-    passed = [record for record in run.records if GIANT_AT < record.sent_at and begun(record) < begun(big)]
+    passed = [record for record in run.records if record.sent_at > GIANT_AT and begun(record) < begun(big)]
     assert passed, "nobody passes the giant, though it is young and tokens are free"
 
 

@@ -133,6 +133,7 @@ def steady(
     starts_at: float = 0.0,
     tenant: str = "default",
     wait_limit_seconds: float = 600.0,
+    direct: bool = False,
 ) -> Workload:
     """One request every `each_seconds`, give or take a fifth."""
     rng = random.Random(f"{kind} {seed}")
@@ -142,6 +143,6 @@ def steady(
         name = f"{kind} {seed} {len(clients)}"
         ask = fixed(kind, name, prompt_tokens, output_tokens)
         ask = replace(ask, tenant=tenant, wait_limit_seconds=wait_limit_seconds)
-        clients.append(Client(name, (Turn(ask),), at))
+        clients.append(Client(name, (Turn(ask),), at, direct=direct))
         at += each_seconds * rng.uniform(0.8, 1.2)
     return Workload(kind, tuple(clients))

@@ -201,12 +201,12 @@ def test_single_events_are_counted(metrics: Metrics) -> None:
     metrics.disconnect(Phase.PREFILLING)
     metrics.abort()
     metrics.prefill_slice()
-    metrics.prefill_slice(missed=True)
+    metrics.prefill_slice_missed()
     metrics.decision_lines_dropped(3)
     assert value(metrics, "refusals_total", reason="queue_full") == 1
     assert value(metrics, "disconnects_total", phase="prefilling") == 1
     assert value(metrics, "aborts_total") == 1
-    assert value(metrics, "prefill_slices_total") == 2
+    assert value(metrics, "prefill_slices_total") == 1
     assert value(metrics, "prefill_slice_misses_total") == 1
     assert value(metrics, "decision_log_dropped_lines_total") == 3
 

@@ -1,17 +1,28 @@
 """A fake server, a backend in front of it, and the rule that nothing is left behind."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
 import pytest_asyncio
+import uvloop
 
 from proxy.backend_spec import BackendSpec
 from proxy.upstream import Backend, make_client
 from tests.fakes import FakeServer
 from tests.upstream.support import Connect, Heard
 from tests.waiting import eventually
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Under uvloop, as it is served; what talks to sockets itself also under asyncio's own loop."""
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    if item.path.name == "test_transport.py":
+        loops["asyncio"] = asyncio.new_event_loop
+    return loops
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.admission.types import LoadSample, PoolFacts
-from proxy.upstream import Backend, Call, Exchange
+from proxy.upstream import Backend, Call, Exchange, UpstreamBroken
 
 CHAT = "/v1/chat/completions"
 Connect = Callable[..., Awaitable[Backend]]
@@ -51,6 +51,17 @@ def call(path: str = CHAT, document: dict[str, Any] | None = None, **settings: A
         "body": json.dumps(body).encode(),
     }
     return Call(**{**known, **settings})
+
+
+async def read_until_broken(exchange: Exchange) -> tuple[bytes, UpstreamBroken]:
+    """What came of it before it broke, and how it did."""
+    got = b""
+    try:
+        async for chunk in exchange:
+            got += chunk
+    except UpstreamBroken as error:
+        return got, error
+    raise AssertionError("it did not break")
 
 
 async def read_all(exchange: Exchange) -> bytes:

@@ -44,8 +44,8 @@ def from_responses(body: dict[str, Any], *, inline_system: bool) -> dict[str, An
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    names = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool.get(name) for name in names}}
+    function = {name: tool.get(name) for name in ("name", "description", "parameters")}
+    return {"type": "function", "function": function | {"strict": tool.get("strict", False)}}
 
 
 def _choice(choice: object) -> object:

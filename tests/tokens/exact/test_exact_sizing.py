@@ -8,14 +8,17 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from proxy.tokens.exact.code_rendered import rendered_in_code
 from proxy.tokens.exact.counter import ExactCounter
+from proxy.tokens.reading import read_document
 from proxy.tokens.selfcheck import self_check
-from proxy.tokens.shape import Api
+from proxy.tokens.shape import Api, BadRequest
 from proxy.tokens.sized import Sized
 from proxy.tokens.sizer import Sizer
 from tests.tokens.exact.families import FAMILIES, Model, trained, written
+from tests.tokens.strategies import requests
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 TEXT = "The quick brown fox jumps over the lazy dog. It's a test, don't you think?\n"
@@ -308,3 +311,29 @@ async def test_the_self_check_says_when_nothing_can_be_checked(
 
     assert not check.wrong
     assert check.verdict.startswith("counts are calibrated estimates: tokenizer directory")
+
+
+# --- whatever a body holds ---
+
+
+@pytest.fixture(scope="module")
+def counter(models: dict[str, Model]) -> ExactCounter:
+    return ExactCounter(models["llama"].directory, None, memo_entries=10)
+
+
+@given(request_=requests())
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_json_makes_the_exact_counter_raise(
+    request_: tuple[Api, dict[str, Any]], counter: ExactCounter
+) -> None:
+    api, body = request_
+    document = orjson.loads(orjson.dumps(body))
+    try:
+        shape, prompt = read_document(api, document)
+    except BadRequest:
+        return
+    measured = counter.measure(shape, prompt, document, sampled=False)
+    ids = counter.ids(shape, prompt, document)
+
+    if measured is not None and measured.exact and ids is not None:
+        assert len(ids) == measured.tokens

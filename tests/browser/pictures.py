@@ -1,0 +1,53 @@
+"""Takes the pictures of docs/live.md: `python -m tests.browser.pictures`. Needs chromium."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.browser.chromium import BINARY, Browser, chromium
+from tests.browser.load import Load, proxy_under_load
+
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+
+
+async def busy(load: Load, bypass: Load) -> None:
+    """Three conversations, one of them between two turns, a stranger, shorts, and a queue."""
+    await load.ask(21_000, 900, session="agent-7")
+    await load.ask(33_000, 900, session="agent-8")
+    await (await load.ask(12_000, 30, session="agent-9")).done
+    await bypass.ask(14_000, 900)
+    await load.ask_shorts_for(6)
+    await load.ask(41_000, 900, session="agent-11")
+    await load.ask(60_000, 300, patience_seconds=0.1)
+    await load.ask(168_000, 300)
+    await load.ask(64_000, 300, session="agent-10")
+    await load.ask_shorts_for(5)
+
+
+async def take(browser: Browser, url: str) -> None:
+    for name, width, height in (("live-dark", 1440, 810), ("live-light", 1440, 810)):
+        scheme = name.removeprefix("live-")
+        page = await browser.open(url, width=width, height=height, prefers_color_scheme=scheme)
+        await page.until("document.body.dataset.frames > 2")
+        await asyncio.sleep(0.4)  # blocks fade in
+        await page.picture(PICTURES / f"{name}.png")
+    page = await browser.open(url, width=390, height=1250, prefers_color_scheme="dark")
+    await page.until("document.body.dataset.frames > 2")
+    await asyncio.sleep(0.4)
+    await page.picture(PICTURES / "live-phone.png")
+
+
+async def main() -> None:
+    async with proxy_under_load() as (proxy, load), chromium() as browser:
+        bypass = Load(int(proxy.app.settings.backend_specs()[0].url.rpartition(":")[2]))
+        try:
+            await busy(load, bypass)
+            await take(browser, f"http://127.0.0.1:{proxy.port}/admission/live")
+        finally:
+            await bypass.leave()
+
+
+if __name__ == "__main__":
+    if BINARY is None:
+        sys.exit("chromium is not installed")
+    asyncio.run(main())

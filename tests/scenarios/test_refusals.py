@@ -1,0 +1,177 @@
+"""Scenarios 16, 17 and 19: who is sent away is told the truth, and comes back when there is room."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from proxy.admission.controller import Controller
+from proxy.admission.limits import Limits
+from proxy.admission.types import Drain, Reason, Refuse
+from proxy.api import answers
+from proxy.simulator.mixes import longs
+from proxy.simulator.records import Outcome, Record
+from proxy.simulator.virtual import replay
+from proxy.simulator.workload import Client, Turn, Workload, fixed
+from proxy.tokens.shape import Api
+from tests.scenarios.hand import POOLS_TOKENS, Hand
+from tests.scenarios.policies import (
+    DrainedInChorus,
+    DrainWaits,
+    GuessesByCount,
+    Make,
+    NeverRefuses,
+    RetryAfterConstant,
+    RetryTogether,
+    named,
+)
+from tests.scenarios.traffic import around, machine, scaled, steady
+
+DEADLINE_SECONDS = 5.0
+ASKED_AT = 8.0
+HONEST = 0.3  # share by which a prediction may be off
+
+
+def check_16(make: Make, pool_tokens: int, seed: int) -> None:
+    """Deadline 5 s, wait 30 s: refused, and told when to come back; who then comes is admitted."""
+    (patient,) = ask_in_crowd(make, pool_tokens, seed, wait_limit_seconds=600.0)
+    assert patient.wait_seconds is not None
+    assert patient.wait_seconds > 20.0, "too little load"
+    first, *others = ask_in_crowd(make, pool_tokens, seed, wait_limit_seconds=DEADLINE_SECONDS)
+    assert first.outcome is Outcome.REFUSED, "it is kept waiting beyond its deadline"
+    assert first.reason == Reason.WOULD_MISS_DEADLINE, "it waits first and is refused then"
+    assert first.predicted_wait_seconds is not None
+    error = first.predicted_wait_seconds / patient.wait_seconds - 1
+    assert abs(error) <= HONEST, f"the predicted wait is off by {error:.0%}"
+    assert first.retry_after_seconds is not None
+    error = first.retry_after_seconds / (patient.wait_seconds - DEADLINE_SECONDS / 2) - 1
+    assert abs(error) <= HONEST, f"Retry-After is off by {error:.0%}"
+    (again,) = others
+    assert again.outcome is Outcome.DONE, "it comes back as told and is refused again"
+    assert again.wait_seconds is not None
+    assert again.wait_seconds <= DEADLINE_SECONDS
+
+
+def check_17(make: Make, prompt_tokens: int) -> None:
+    """A hundred are refused at once: they do not come back at once."""
+    hand = crowded(make)
+    rids = [hand.arrive(prompt_tokens, 500, wait_limit_seconds=DEADLINE_SECONDS) for _ in range(100)]
+    refusals = [hand.refused[rid] for rid in rids if rid in hand.refused]
+    assert len(refusals) == 100
+    times = [refusal.retry_after_seconds or 0.0 for refusal in refusals]
+    service = hand.pool.costs.prefill_seconds(prompt_tokens)
+    assert max(times) - min(times) >= 0.7 * 99 * service, "they come back faster than they are served"
+    assert most_within(times, 0.25) <= 30, "they come back together"
+    assert sum(times[50:]) > sum(times[:50]), "who was refused last comes back first"
+    told = [header(refusal, b"retry-after") for refusal in refusals if retries(refusal)]
+    assert len(told) < 20 or len(set(told)) > 1, "all are told the same second"
+    assert all(1 <= int(seconds) <= 60 for seconds in told)
+
+
+def check_19(make: Make) -> None:
+    """SIGTERM with 10 queued and 2 streaming: the queued get 503 now, the streams end."""
+    hand = Hand(make, max_running_requests=2)
+    streams = [hand.run(300, 400), hand.run(300, 400)]
+    queued = [hand.arrive(300, 100) for _ in range(10)]
+    assert not hand.refused
+    hand.step(Drain())
+    assert set(queued) == set(hand.refused), "queued requests are not answered now"
+    refusals = [hand.refused[rid] for rid in queued]
+    assert {refusal.reason for refusal in refusals} == {Reason.DRAINING}
+    assert {answers.refused(Api.CHAT, refusal, 60.0).status for refusal in refusals} == {503}
+    times = [refusal.retry_after_seconds or 0.0 for refusal in refusals]
+    assert max(times) - min(times) > 0.3, "they come back together"
+    late = hand.arrive(300, 100)
+    assert hand.refused[late].reason is Reason.DRAINING, "it takes new requests"
+    hand.progress(streams, 200)
+    assert set(hand.pool.jobs) == set(streams), "streams are cut off"
+    hand.finish(*streams, tokens=400)
+    assert not hand.controller.jobs
+    assert hand.controller.next_wakeup(hand.now) is None, "something is left to wait for"
+
+
+# --- what the checks are made of ----------------------------------------------------------------
+
+
+def ask_in_crowd(make: Make, pool_tokens: int, seed: int, *, wait_limit_seconds: float) -> list[Record]:
+    """Nine 64Ks are there; another comes that will wait so long, and obeys Retry-After once."""
+    prompt_tokens = scaled(64_000, pool_tokens)
+    load = longs(9, 1, prompt_tokens=prompt_tokens)
+    load += steady("short", 0.5, 60.0, scaled(300, pool_tokens), 150, seed=seed)
+    ask = replace(fixed("asking", "asking", prompt_tokens, 500), wait_limit_seconds=wait_limit_seconds)
+    load += Workload("asking", (Client("asking", (Turn(ask),), ASKED_AT, retries=1),))
+    run = replay(load, machine(pool_tokens), make(Limits()), conditions=around(pool_tokens))
+    return [record for record in run.records if record.kind == "asking"]
+
+
+def crowded(make: Make) -> Hand:
+    """A pool whose prefill rate is known, and ten 64Ks that wait for it."""
+    hand = Hand(make)
+    for _ in range(2):
+        rid = hand.arrive(64_000, 500)
+        hand.wait(3.5)
+        hand.started(rid)
+    assert hand.pool.costs.known
+    for _ in range(10):
+        hand.arrive(64_000, 500)
+    return hand
+
+
+def most_within(times: list[float], seconds: float) -> int:
+    """The most that fall into any stretch of time so long."""
+    return max(sum(at <= other < at + seconds for other in times) for at in times)
+
+
+def header(refusal: Refuse, name: bytes) -> bytes:
+    return dict(answers.refused(Api.CHAT, refusal, DEADLINE_SECONDS).headers).get(name, b"")
+
+
+def retries(refusal: Refuse) -> bool:
+    """Is its client told to come back at all?"""
+    return header(refusal, b"x-should-retry") != b"false"
+
+
+# --- the scenarios ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool_tokens", POOLS_TOKENS)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_who_would_miss_its_deadline_is_refused_and_admitted_when_it_comes_back(
+    pool_tokens: int, seed: int
+) -> None:
+    check_16(Controller, pool_tokens, seed)
+
+
+@pytest.mark.parametrize("prompt_tokens", [2000, 20_000, 64_000])
+def test_a_hundred_that_are_refused_at_once_come_back_one_after_the_other(prompt_tokens: int) -> None:
+    check_17(Controller, prompt_tokens)
+
+
+def test_draining_answers_the_queued_now_and_lets_streams_end() -> None:
+    check_19(Controller)
+
+
+@pytest.mark.parametrize(
+    ("check", "wrong", "because"),
+    [
+        (
+            partial(check_16, pool_tokens=POOLS_TOKENS[1], seed=1),
+            NeverRefuses,
+            "beyond its deadline|waits first",
+        ),
+        (partial(check_16, pool_tokens=POOLS_TOKENS[1], seed=1), RetryAfterConstant, "Retry-After is off"),
+        (partial(check_16, pool_tokens=POOLS_TOKENS[1], seed=1), GuessesByCount, "predicted wait is off"),
+        (partial(check_17, prompt_tokens=20_000), RetryAfterConstant, "faster than they are served"),
+        (partial(check_17, prompt_tokens=20_000), RetryTogether, "faster than they are served"),
+        (partial(check_17, prompt_tokens=2000), RetryAfterConstant, "come back together|faster"),
+        (check_19, DrainWaits, "not answered now"),
+        (check_19, DrainedInChorus, "come back together"),
+    ],
+    ids=named,
+)
+def test_the_scenarios_of_refusals_fail_for_wrong_policies(
+    check: Callable[[Make], None], wrong: Make, because: str
+) -> None:
+    with pytest.raises(AssertionError, match=because):
+        check(wrong)
