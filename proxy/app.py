@@ -22,6 +22,7 @@ from proxy.api.own import Own
 from proxy.api.paths import INFERENCE, family_of, is_read, methods_of
 from proxy.api.reads import Reads
 from proxy.api.replies import http_error
+from proxy.api.tokenizer_check import TokenizerCheck
 from proxy.settings import Settings, SettingsError
 from proxy.telemetry.decision_log import DecisionLog
 from proxy.telemetry.loop_lag import watch_loop_lag
@@ -89,8 +90,13 @@ class App:
             dropped = self.metrics.decision_lines_dropped
             self.decisions = DecisionLog(settings.decision_log, dropped=dropped)
         self.gate = Gate(
-            Controller(limits_of(settings)), self.metrics, urge=self._urge, decisions=self.decisions
+            Controller(limits_of(settings)),
+            self.metrics,
+            urge=self._urge,
+            decisions=self.decisions,
+            on_pool_up=lambda pool: self.tokenizer_check.pool_up(pool),
         )
+        self.tokenizer_check = TokenizerCheck(self.sizer, self.backend_of)
         self.client = make_client(connect_seconds=settings.connect_seconds)
         self.backends = {
             spec.name: Backend(
@@ -145,6 +151,7 @@ class App:
         finally:
             await self.abort_running()
             await self._inference.close()
+            self.tokenizer_check.close()
             self.gate.close()
             self.sizer.close()
             await self.client.aclose()

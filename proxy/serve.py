@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -20,6 +21,7 @@ logger = logging.getLogger("proxy")
 
 BACKLOG_CONNECTIONS = 2048
 KEEPALIVE_SECONDS = 75  # longer than the idle time of common load balancers in front
+SWITCH_SECONDS = 0.001  # the counting thread gives the event loop its turn this often
 LEAVE_POLL_SECONDS = 0.05
 YOUNG_OBJECTS = 10_000  # between collections; by default 700, which is one for every other request
 
@@ -83,6 +85,9 @@ async def serve(settings: Settings) -> None:
     finish within PROXY_DRAIN_SECONDS; what is left then is aborted. A second signal leaves at once.
     """
     app = App(settings)
+    gc.collect()
+    gc.freeze()  # what was built so far stays: collections need not look at it again
+    sys.setswitchinterval(SWITCH_SECONDS)
     servers = [make_server(app, settings.host, settings.port)]
     if app.admin is not None and settings.admin_address is not None:
         servers.append(make_server(app.admin, *settings.admin_address))

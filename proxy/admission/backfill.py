@@ -36,7 +36,7 @@ def expected_end(pool: Pool, job: Job, now: float) -> float:
     """When a job that holds a place is expected to leave it."""
     if job.state is State.DRAINING:
         return min(job.drain_until, now + 1.0)
-    decode = job.remaining_tokens() * pool.costs.seconds_per_decode_token
+    decode = pool.costs.decode_seconds(job.remaining_tokens(), long=job.long)
     if job.state in (State.PREFILL, State.SLICING):
         return max(now, pool.prefill_free_at(now)) + decode
     return now + decode
@@ -45,7 +45,7 @@ def expected_end(pool: Pool, job: Job, now: float) -> float:
 def expected_seconds(pool: Pool, job: Job, reserve_tokens: int) -> float:
     """How long a job that starts now would hold its place."""
     uncached = pool.uncached_tokens(job)
-    decode = reserve_tokens / job.request.sequences * pool.costs.seconds_per_decode_token
+    decode = pool.costs.decode_seconds(reserve_tokens / job.request.sequences, long=job.long)
     return pool.timeline.prefill_seconds(job, uncached) + decode
 
 

@@ -241,6 +241,7 @@ class Controller:
         if event.completed and job.state is not State.DRAINING:
             if event.completion_tokens is not None:
                 self.reservation.learn(job.request, event.completion_tokens)
+                self._sensors[job.pool].decoded(now, job, event.completion_tokens, ended=True)
             self._hold(now, job)
         produced = job.generated_tokens if event.completion_tokens is None else event.completion_tokens
         return self._release(now, job, spent_tokens=(event.prompt_tokens or job.prompt_tokens) + produced)
@@ -392,9 +393,8 @@ class Controller:
     def _drain(self, now: float, _: Drain, actions: list[Action]) -> Iterable[Line]:
         self.draining = True
         for job in [job for job in self.jobs.values() if job.state is State.QUEUED]:
-            line = self.lines.get(job.pool)
             self._forget(job)
-            actions.append(self._refusal(now, job, line, Reason.DRAINING))
+            actions.append(self._refusal(now, job, None, Reason.DRAINING))
         return ()
 
     # --- queue and release ---------------------------------------------------------------------
@@ -502,7 +502,7 @@ class Controller:
 
     def _charge_ahead(self, pool: Pool, job: Job) -> None:
         seconds = job.predicted_prefill_seconds
-        seconds += job.remaining_tokens() * pool.costs.seconds_per_decode_token
+        seconds += pool.costs.decode_seconds(job.remaining_tokens(), long=job.long)
         job.charged_token_seconds = pool.own_tokens(job) * seconds
         self.charges.charge(job.request.tenant, job.charged_token_seconds, job.request.weight)
 

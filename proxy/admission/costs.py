@@ -26,6 +26,9 @@ class CostModel:
     seconds_per_decode_token: float = PRIOR_SECONDS_PER_DECODE_TOKEN
     _decode_steps: float = PRIOR_DECODE_STEPS
     _decode_seconds: float = PRIOR_DECODE_STEPS * PRIOR_SECONDS_PER_DECODE_TOKEN
+    seconds_per_long_decode_token: float = PRIOR_SECONDS_PER_DECODE_TOKEN
+    _long_decode_steps: float = PRIOR_DECODE_STEPS
+    _long_decode_seconds: float = PRIOR_DECODE_STEPS * PRIOR_SECONDS_PER_DECODE_TOKEN
     # sums of x xT and x y for y/n = a + b' (depth / scale), weighted by n
     _w: float = 0.0
     _wx: float = 0.0
@@ -71,11 +74,23 @@ class CostModel:
         self._wxy = self._wxy * FORGET + w * x * y
         self._solve()
 
-    def learn_decode(self, steps: float, seconds: float) -> None:
-        """A stream produced `steps` tokens in `seconds`, stalls behind others' prefill included."""
+    def decode_seconds(self, tokens: float, *, long: bool) -> float:
+        """Predicted seconds to produce `tokens`, behind a long prompt or a short one."""
+        return tokens * (self.seconds_per_long_decode_token if long else self.seconds_per_decode_token)
+
+    def learn_decode(self, steps: float, seconds: float, *, long: bool = False) -> None:
+        """A stream produced `steps` tokens in `seconds`, stalls behind others' prefill included.
+
+        Those behind long prompts have a mean of their own: there is one prefill after each of them,
+        while many shorts are caught in one.
+        """
         if steps < 1 or seconds <= 0:
             return
         keep = 0.5 ** (seconds / DECODE_HALF_LIFE_SECONDS)
+        if long:
+            self._long_decode_steps = self._long_decode_steps * keep + steps
+            self._long_decode_seconds = self._long_decode_seconds * keep + seconds
+            self.seconds_per_long_decode_token = self._long_decode_seconds / self._long_decode_steps
         self._decode_steps = self._decode_steps * keep + steps
         self._decode_seconds = self._decode_seconds * keep + seconds
         self.seconds_per_decode_token = self._decode_seconds / self._decode_steps

@@ -78,7 +78,7 @@ class Forecast:
             arrives = started + pool.timeline.tokenize_seconds(other)
             prefill = pool.timeline.prefill_seconds(other, pool.uncached_tokens(other))
             prefill_free = max(arrives, prefill_free) + prefill
-            decode = reserve / other.request.sequences * pool.costs.seconds_per_decode_token
+            decode = pool.costs.decode_seconds(reserve / other.request.sequences, long=True)
             heapq.heappush(finishes, (prefill_free + decode, order, need))
             order += 1
         wait = started - now

@@ -14,6 +14,8 @@ SETTLE_SECONDS = 0.4  # a sample may still show what was released this shortly b
 DRAIN_SHOWS_TOKENS = 2048  # a smaller job cannot be told from the noise of a poll
 HISTORY_TOKENS = 32_768  # what a server's totals weigh, as if that much had been seen,
 HISTORY_DEPTH_TOKENS = 8192  # in the middle of prompts of this depth
+# The prefill that stalls a stream comes when it begins; a mean over less than its life takes that for all.
+DECODE_LOOK_TOKENS = 1024
 STALE_SECONDS = 2.0  # an older sample says nothing about foreign traffic
 
 
@@ -60,13 +62,13 @@ class Sensor:
         depth = job.prompt_tokens - job.uncached_tokens / 2
         self._pool.costs.learn_prefill(job.uncached_tokens, depth, span)
 
-    def decoded(self, now: float, job: Job, generated_tokens: int) -> None:
-        """A look at a stream: how many tokens it has produced so far."""
+    def decoded(self, now: float, job: Job, generated_tokens: int, *, ended: bool = False) -> None:
+        """A look at a stream: how many tokens it has produced so far, in all when it has `ended`."""
         if job.state is not State.DECODE:
             return
         steps = (generated_tokens - job.seen_tokens) / job.request.sequences
-        if steps >= 1 and now > job.seen_at:
-            self._pool.costs.learn_decode(steps, now - job.seen_at)
+        if steps >= (1 if ended else DECODE_LOOK_TOKENS) and now > job.seen_at:
+            self._pool.costs.learn_decode(steps, now - job.seen_at, long=job.long)
             job.seen_at, job.seen_tokens = now, generated_tokens
 
     def released(self, now: float, tokens: int) -> None:

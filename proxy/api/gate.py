@@ -107,6 +107,7 @@ class Gate:
         clock: Callable[[], float] = time.monotonic,
         urge: Callable[[str], None] = lambda pool: None,
         decisions: DecisionLog | None = None,
+        on_pool_up: Callable[[str], None] = lambda pool: None,
     ) -> None:
         self.controller = controller
         self.clock = clock
@@ -117,6 +118,7 @@ class Gate:
         self._metrics = metrics
         self._urge = urge
         self._decisions = decisions
+        self._on_pool_up = on_pool_up
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -245,6 +247,7 @@ class Gate:
         self.down_reasons.pop(pool, None)
         self.samples.pop(pool, None)
         self._step(self.clock(), PoolUp(pool, facts))
+        self._on_pool_up(pool)
 
     def pool_down(self, pool: str, reason: str) -> None:
         """A pool cannot be reached."""

@@ -241,7 +241,7 @@ class _Flow:
             body=body,
             api=self.api,
             stream=shape.stream,
-            ask_usage=shape.stream and not shape.wants_usage and self._calibrates(shape.model),
+            ask_usage=shape.stream and not shape.wants_usage and self._calibrates(sized),
             sequences=shape.sequences,
             prompt_tokens=sized.prompt_tokens,
             overrides=self.overrides,
@@ -360,17 +360,19 @@ class _Flow:
         if largest is None:
             return
         lines = self.handler.gate.controller.lines.values()
-        vocabularies = [v for line in lines if (v := line.pool.facts.vocab_tokens) is not None]
+        own = self.handler.sizer.vocabulary_size
+        vocabularies = [own] if own is not None else []
+        vocabularies += [v for line in lines if (v := line.pool.facts.vocab_tokens) is not None]
         if vocabularies and largest >= min(vocabularies):
             raise BadRequest(
                 f"token id {largest} is outside the vocabulary of {min(vocabularies)} tokens", "prompt"
             )
 
-    def _calibrates(self, model: str) -> bool:
+    def _calibrates(self, sized: Sized) -> bool:
         share = self.handler.settings.calibrate_streams
         if share <= 0:
             return False
-        return self.handler.sizer.needs_samples(model) or random.random() < share
+        return self.handler.sizer.wants_usage(sized) or random.random() < share
 
     def _admission_headers(self, decision: Dispatch) -> list[tuple[bytes, bytes]]:
         return [

@@ -15,7 +15,7 @@ from proxy.upstream.discovery import Discovery
 from proxy.upstream.sglang import METRICS_PATH
 
 SHORT_ANSWER_TOKENS = 1024  # what a short needs beside its prompt
-LARGEST_SHORT_SHARE = 8  # of the pool: a short is at most one part in so many
+LARGEST_SHORT_SHARE = 4  # of the pool: a short is at most one part in so many
 LARGEST_EXPRESS_SHARE = 0.25
 METRICS_POLL_SECONDS = 1.0
 MOST_POLLS_PER_SECOND = 400  # by one event loop, beside its work
@@ -54,7 +54,7 @@ def _shorts(found: Sequence[Discovery], settings: Settings, tokens: int) -> Iter
         reason = f"one prefill chunk there is {tokens:,} tokens: what fits one blocks nobody for long"
     else:
         now = settings.short_prefill_tokens
-        reason = f"an eighth of the pool: a short of {now:,} tokens would fill much of it"
+        reason = f"a quarter of the pool: a short of {now:,} tokens would fill most of it"
     yield Advice(variable("short_prefill_tokens"), str(tokens), reason)
 
 

@@ -173,6 +173,12 @@ QUESTIONS = (
         lambda e: f"at most {e.most('long_contexts')} longs held a place at once",
     ),
     Question(
+        "long_tier_tokens",
+        "long_tier_tokens",
+        None,
+        lambda e: "only one pool is replayed: there is no other tier to send it to",
+    ),
+    Question(
         "output_reserve_quantile",
         "output_reserve_quantile",
         1.0,

@@ -22,7 +22,7 @@ _RULES = {
     Rule.BYPASS: "by the bypass budget",
     Rule.GIANT_ROOM: "in the room a giant leaves",
 }
-# Draining and missing servers do not happen in a replay.
+# The reasons a replay knows; others are told where they occur.
 _REASONS = (Reason.WOULD_MISS_DEADLINE, Reason.DEADLINE, Reason.QUEUE_FULL, Reason.CONTEXT_LENGTH_EXCEEDED)
 
 
@@ -107,7 +107,7 @@ def _server(plan: Plan) -> str:
 def _decisions(side: Side, seen: Seen) -> str:
     passed = {words: seen.rules[rule] for rule, words in _RULES.items()}
     held = {cause.value: len(seen.held[cause]) for cause in Cause}
-    refused = {reason.value: seen.refusals[reason.value] for reason in _REASONS}
+    refused = {reason.value: seen.refusals[reason.value] for reason in _REASONS} | seen.refusals
     gate = f"times closed: {seen.gate_closures}, {seen.gate_closed_seconds:.1f} s in all"
     slices = f"{len(seen.sliced)} prompts in {seen.sliced.total()} slices, {seen.slice_misses} missed"
     rows = (

@@ -80,6 +80,11 @@ class Sizer:
         return self._ready
 
     @property
+    def exact(self) -> bool:
+        """Whether the model's own tokenizer is at hand."""
+        return self._exact is not None
+
+    @property
     def vocabulary_size(self) -> int | None:
         """The first id that is no token of the model, None without its tokenizer."""
         return None if self._exact is None else self._exact.tokenizer.vocabulary_size

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import httpx
@@ -147,7 +148,7 @@ class Poller:
         self._on_up(found.info)
         for pool, facts in zip(pools, ranks, strict=True):
             logger.info("%s is up: %d tokens, SGLang %s", pool, facts.pool_tokens, facts.version or "unknown")
-            self._listener.pool_up(pool, facts)
+            self._listener.pool_up(pool, replace(facts, tier=self._spec.tier))
 
     def _lose(self, reason: str) -> None:
         if reason == self._down_reason:

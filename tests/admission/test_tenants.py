@@ -81,7 +81,7 @@ def test_queued_requests_count_as_well() -> None:
 def test_tokens_that_a_tenant_claims_are_prompts_and_reserves_queued_and_running() -> None:
     world, limits = World(), TenantLimits(resident_tokens=10_000)
     assert isinstance(world.arrive("a", 5000, limits=limits), Dispatch)
-    assert isinstance(world.arrive("b", 4800, limits=limits), Dispatch)
+    assert world.arrive("b", 4800, limits=limits) is None  # it waits for the chunk, and counts
     refuse = world.refused("c", 1000, limits=limits)
     assert refuse.tenant_limit == TenantLimit("resident_tokens", 10_000, 10_000)
     world.end("a")

@@ -7,6 +7,7 @@ import pytest
 from proxy.admission.job import State
 from proxy.admission.limits import Limits
 from proxy.admission.types import Dispatch, PoolFacts, Reason, Refuse
+from proxy.api.gate import Ticket
 from proxy.upstream.call import Usage
 from tests.api.gates import FACTS, Setup, request
 from tests.waiting import eventually
@@ -28,7 +29,7 @@ async def test_a_request_that_fits_is_dispatched_before_submit_returns(world: Se
 async def test_one_that_does_not_waits_until_another_ends(world: Setup) -> None:
     first = world.gate.submit(request("a", 15_000))
     second = world.gate.submit(request("b", 15_000))
-    assert second.decision is None
+    assert waits(second)
     waiting = asyncio.create_task(second.decided())
     await asyncio.sleep(0)
     world.gate.first_token(first)
@@ -105,7 +106,7 @@ async def test_a_first_token_counts_once(world: Setup) -> None:
 async def test_back_pressure_puts_it_back_with_a_pause_and_the_timer_brings_it_again(world: Setup) -> None:
     ticket = world.gate.submit(request("a"))
     world.gate.requeue(ticket)
-    assert ticket.decision is None
+    assert waits(ticket)
     waiting = asyncio.create_task(ticket.decided())
     await asyncio.sleep(0.01)
     assert not waiting.done()
@@ -134,7 +135,7 @@ async def test_whoever_cannot_wait_again_is_told_instead_of_waiting_for_ever(wor
 async def test_a_deadline_is_kept_without_anything_else_happening(world: Setup) -> None:
     first = world.gate.submit(request("a", 15_000))
     second = world.gate.submit(request("b", 15_000, wait_limit_seconds=30.0))
-    assert second.decision is None
+    assert waits(second)
     world.clock.now += 31.0
     async with asyncio.timeout(2):
         refuse = await second.decided()
@@ -168,7 +169,7 @@ async def test_with_no_backend_a_newcomer_is_refused_and_a_queued_one_waits_for_
     assert isinstance(newcomer.decision, Refuse)
     assert newcomer.decision.reason is Reason.NO_BACKEND
     world.gate.finish(first, completed=False)
-    assert queued.decision is None
+    assert waits(queued)
     world.gate.pool_up("b", FACTS)
     assert isinstance(queued.decision, Dispatch)
     assert world.gate.down_reasons == {}
@@ -239,6 +240,10 @@ async def test_an_idle_gate_needs_no_timer(world: Setup) -> None:
     ticket = world.gate.submit(request("a"))
     world.gate.finish(ticket, completed=True)
     await eventually(lambda: world.gate._timer is None)
+
+
+def waits(ticket: Ticket) -> bool:
+    return ticket.decision is None
 
 
 def _timers() -> list[asyncio.TimerHandle]:

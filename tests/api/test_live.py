@@ -46,15 +46,15 @@ def drawn_tokens(pool: dict[str, Any]) -> int:
 # --- a frame --------------------------------------------------------------------------------------
 
 
-def test_blocks_add_up_to_the_committed_tokens(world: Setup) -> None:
+async def test_blocks_add_up_to_the_committed_tokens(world: Setup) -> None:
     for number in range(5):
-        world.gate.submit(request(f"r{number}", 1000 + number))
+        world.gate.first_token(world.gate.submit(request(f"r{number}", 1000 + number)))
     pool = only_pool(world)
     assert len(pool["blocks"]) == 5
     assert drawn_tokens(pool) == pool["committed_tokens"] > 5000
 
 
-def test_a_prefix_whose_payer_has_ended_is_drawn_as_shared(world: Setup) -> None:
+async def test_a_prefix_whose_payer_has_ended_is_drawn_as_shared(world: Setup) -> None:
     prefix = (Segment(b"k", 600),)
     payer = world.gate.submit(request("payer", 700, segments=prefix))
     world.gate.first_token(payer)
@@ -66,17 +66,18 @@ def test_a_prefix_whose_payer_has_ended_is_drawn_as_shared(world: Setup) -> None
     assert drawn_tokens(pool) == pool["committed_tokens"]
 
 
-def test_of_many_contexts_the_largest_are_drawn_and_the_rest_is_one_block(world: Setup) -> None:
+async def test_of_many_contexts_the_largest_are_drawn_and_the_rest_is_one_block(world: Setup) -> None:
     world.gate.pool_up("b", replace(FACTS, pool_tokens=400_000, max_running_requests=1000))
     for number in range(MOST_BLOCKS + 30):
-        world.gate.submit(request(f"r{number}", 100 + number, max_tokens=10))
+        ticket = world.gate.submit(request(f"r{number}", 100 + number, max_tokens=10))
+        world.gate.first_token(ticket)
     pool = only_pool(world)
     assert len(pool["blocks"]) == MOST_BLOCKS
     assert pool["others"]["count"] == 30
     assert drawn_tokens(pool) == pool["committed_tokens"]
 
 
-def test_the_queue_has_positions_waits_and_predictions_for_its_head(world: Setup) -> None:
+async def test_the_queue_has_positions_waits_and_predictions_for_its_head(world: Setup) -> None:
     world.gate.submit(request("a", 15_000))
     for number in range(MOST_WAITING + 3):
         world.gate.submit(request(f"w{number}", 15_000, wait_limit_seconds=1e6))
@@ -90,7 +91,7 @@ def test_the_queue_has_positions_waits_and_predictions_for_its_head(world: Setup
     assert all(row["eta"] is not None for row in longs["head"])
 
 
-def test_a_conversation_is_shown_as_a_hash_and_one_without_a_name_as_none(world: Setup) -> None:
+async def test_a_conversation_is_shown_as_a_hash_and_one_without_a_name_as_none(world: Setup) -> None:
     world.gate.submit(request("a", session="alice@example.org"))
     world.gate.submit(request("b", session="alice@example.org"))
     world.gate.submit(request("c", session="alice@example.org", tenant="other"))
@@ -101,7 +102,7 @@ def test_a_conversation_is_shown_as_a_hash_and_one_without_a_name_as_none(world:
     assert "alice" not in json.dumps(frame(world.gate))
 
 
-def test_first_tokens_and_refusals_are_counted(world: Setup) -> None:
+async def test_first_tokens_and_refusals_are_counted(world: Setup) -> None:
     ticket = world.gate.submit(request("a"))
     world.clock.now += 0.5
     world.gate.first_token(ticket)
@@ -126,7 +127,7 @@ def test_the_ring_of_times_keeps_the_worst_of_each_bucket_for_two_minutes() -> N
     assert recent.refusals == {Reason.QUEUE_FULL: 1}
 
 
-def test_viewers_share_a_frame_made_a_moment_ago(world: Setup) -> None:
+async def test_viewers_share_a_frame_made_a_moment_ago(world: Setup) -> None:
     page = Live(world.gate)
     first = page.event()
     world.gate.submit(request("a"))

@@ -29,7 +29,8 @@ class Client:
     done: asyncio.Task[object]
 
     async def hang_up(self) -> None:
-        self.connection.leave(reset=True)
+        if not self.connection.writer.is_closing():
+            self.connection.leave(reset=True)
         await asyncio.gather(self.done, return_exceptions=True)  # its answer is cut off anywhere
 
 

@@ -12,16 +12,17 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
 async def busy(load: Load, bypass: Load) -> None:
     """Three conversations, one of them between two turns, a stranger, shorts, and a queue."""
-    await load.ask(21_000, 900, session="agent-7")
-    await load.ask(33_000, 900, session="agent-8")
-    await (await load.ask(12_000, 30, session="agent-9")).done
-    await bypass.ask(14_000, 900)
-    await load.ask_shorts_for(6)
-    await load.ask(41_000, 900, session="agent-11")
+    await load.ask(21_000, 3000, session="agent-7")
+    await load.ask(33_000, 3000, session="agent-8")
+    await bypass.ask(16_000, 3000)
+    await load.ask_shorts_for(4)
     await load.ask(60_000, 300, patience_seconds=0.1)
+    for _ in range(2):
+        await (await load.ask(14_000, 30, session="agent-9")).done
     await load.ask(168_000, 300)
-    await load.ask(64_000, 300, session="agent-10")
-    await load.ask_shorts_for(5)
+    await load.ask(38_000, 3000, session="agent-10")
+    await load.ask(64_000, 300, session="agent-11")
+    await load.ask_shorts_for(2, every_seconds=0.12)
 
 
 async def take(browser: Browser, url: str) -> None:
@@ -42,7 +43,9 @@ async def main() -> None:
         bypass = Load(int(proxy.app.settings.backend_specs()[0].url.rpartition(":")[2]))
         try:
             await busy(load, bypass)
+            shorts = asyncio.create_task(load.ask_shorts_for(5, every_seconds=0.15))
             await take(browser, f"http://127.0.0.1:{proxy.port}/admission/live")
+            await shorts
         finally:
             await bypass.leave()
 

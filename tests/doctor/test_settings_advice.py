@@ -54,7 +54,7 @@ def test_a_short_is_one_chunk_of_the_server() -> None:
 
 def test_a_small_pool_gets_smaller_shorts_and_a_larger_share_for_them() -> None:
     small = server(replace(FACTS, pool_tokens=20_000, max_request_tokens=19_994))
-    assert recommended(small) == {"PROXY_SHORT_PREFILL_TOKENS": "2500", "PROXY_EXPRESS_SHARE": "0.18"}
+    assert recommended(small) == {"PROXY_SHORT_PREFILL_TOKENS": "5000", "PROXY_EXPRESS_SHARE": "0.25"}
 
 
 def test_several_servers_share_settings_that_suit_the_smallest() -> None:

@@ -23,7 +23,7 @@ PATIENCE = "x-request-timeout-ms"
 async def busy(fake: FakeServer, **settings: Any) -> AsyncIterator[tuple[Running, Held]]:
     """A pool of 20,000 tokens of which one request holds 15,000 until it is let go."""
     fake.pool_tokens = 20_000
-    held = Held()
+    held = Held(fake)
     fake.answer = held
     async with proxy_before(fake, **settings) as proxy:
         first = asyncio.create_task(proxy.ask(ids(15_000, stream=True), COMPLETIONS))
@@ -95,7 +95,7 @@ async def test_headers_that_only_the_proxy_may_say_are_taken_from_a_backend(fake
 
 
 async def test_two_requests_of_one_name_are_two_requests(fake: FakeServer) -> None:
-    held = Held()
+    held = Held(fake)
     fake.answer = held
     async with proxy_before(fake) as proxy:
         same = [("x-request-id", "same")]
@@ -313,7 +313,7 @@ async def test_an_answer_that_is_no_stream_and_breaks_off_arrives_incomplete(
 
 
 async def test_silence_in_mid_stream_counts_as_death(fake: FakeServer) -> None:
-    fake.answer = Held()
+    fake.answer = Held(fake)
     async with proxy_before(fake, stall_seconds=0.2) as proxy:
         reply = await proxy.ask(chat(stream=True))
         assert b"upstream_broken" in reply.body
@@ -386,7 +386,7 @@ async def test_the_queued_wait_for_another_backend_until_their_time_is_over(
     fake: FakeServer,
 ) -> None:
     fake.pool_tokens = 20_000
-    fake.answer = Held()
+    fake.answer = Held(fake)
     async with proxy_before(fake) as proxy:
         first = asyncio.create_task(proxy.ask(ids(15_000, stream=True), COMPLETIONS))
         await eventually(lambda: len(fake.posts()) == 1)

@@ -209,7 +209,7 @@ async def test_no_header_can_be_injected_through_a_name(
 
 async def test_duplicate_headers_do_no_harm(fake: FakeServer, proxy: Running) -> None:
     doubled = [
-        (name, str(n)) for n in range(2) for name in ("x-request-id", "x-request-timeout-ms", "accept")
+        (name, str(n)) for n in (5000, 1) for name in ("x-request-id", "x-request-timeout-ms", "accept")
     ]
     assert (await proxy.ask(chat(), headers=doubled)).header("x-request-id") == "5000"
     assert (await proxy.ask(chat(), headers=[("content-length", "5")])).status == 400

@@ -1,17 +1,15 @@
 """Bytes pass as they came: every one of them, at once, and no faster than they are taken."""
 
 import asyncio
-import json
 import random
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import pytest
 
 from proxy.api import connection as connection_module
 from tests.e2e.holding import Held
-from tests.fakes import DONE, FakeServer, Received, Wire, chat_body, chat_event, chat_stream
+from tests.fakes import DONE, FakeServer, Received, Wire, chat_body, chat_event, chat_stream, event
 from tests.proxies import proxy_before
 from tests.raw_http import Connection, chat, request
 from tests.waiting import eventually
@@ -48,8 +46,7 @@ async def test_a_stream_passes_byte_for_byte_however_it_is_cut(
     whole = b"".join(chat_stream(20, usage=usage))
     fake.answer = streaming(list(cut(whole, seed)))
     async with proxy_before(fake) as proxy:
-        body = chat(stream=True, **({"stream_options": {"include_usage": True}} if usage else {}))
-        reply = await proxy.ask(body)
+        reply = await proxy.ask(chat(stream=True, stream_options={"include_usage": usage}))
         assert reply.whole
         assert reply.body == whole
         assert reply.header("x-backend") == "yes"
@@ -83,7 +80,7 @@ async def test_an_answer_of_any_size_passes_whole(fake: FakeServer, size: int) -
 
 
 async def test_the_first_token_is_sent_on_before_the_second_exists(fake: FakeServer) -> None:
-    held = Held()
+    held = Held(fake)
     fake.answer = held
     async with proxy_before(fake) as proxy, await Connection.open(proxy.port) as connection:
         await connection.send(request(chat(stream=True)))
@@ -111,7 +108,7 @@ async def test_a_request_goes_on_as_it_came_with_the_rid_as_its_last_key(fake: F
 
 
 async def test_body_fields_that_steer_the_engine_are_overridden(fake: FakeServer) -> None:
-    steering = {"priority": 99, "data_parallel_rank": 3, "bootstrap_host": "evil", "rid": "a"}
+    steering: dict[str, Any] = {"priority": 99, "data_parallel_rank": 3, "bootstrap_host": "evil", "rid": "a"}
     async with proxy_before(fake) as proxy:
         await proxy.ask(chat(**steering))
     sent = fake.posts()[0].json()
@@ -160,47 +157,35 @@ async def test_answers_that_do_not_stream_teach_the_counter_as_well(fake: FakeSe
 
 
 async def test_a_slow_client_slows_the_server_and_fills_no_memory(fake: FakeServer) -> None:
-    event, sent = chat_event("x" * 16_000), count()
-
-    async def answer(_: Received, wire: Wire) -> None:
-        await wire.begin()
-        for _ in range(4000):  # 64 MB, were anybody to take it
-            await wire.chunk(event)
-            next(sent)
-
-    fake.answer = answer
+    text = chat_event("x" * 16_000)
+    fake.answer = Held(fake, text=text)
     async with proxy_before(fake) as proxy:
         connection = await Connection.open(proxy.port, receive_buffer_bytes=16_384)
         await connection.send(request(chat(stream=True)))
         await connection.head()
-        await asyncio.sleep(0.5)
-        stood_at = next(sent)
-        await asyncio.sleep(0.3)
-        assert next(sent) - stood_at <= 2
-        assert stood_at * len(event) < 16_000_000  # socket buffers, most of it
+        (job,) = proxy.app.gate.controller.jobs.values()
+        await asyncio.sleep(0.6)
+        stood_at = job.generated_tokens
+        await asyncio.sleep(0.6)
+        assert 0 <= job.generated_tokens - stood_at <= 2
+        assert stood_at * len(text) < 32_000_000  # the kernel's buffers of four sockets
         (protocol,) = proxy.connections()
         assert protocol.transport.get_write_buffer_size() < 300_000
         connection.leave(reset=True)
-        await proxy.settled(15)
+        await proxy.settled()
 
 
 async def test_a_client_that_never_reads_does_not_hold_its_tokens_for_ever(
     fake: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "UNREAD_SECONDS", 0.3)
-
-    async def answer(_: Received, wire: Wire) -> None:
-        await wire.begin()
-        while True:
-            await wire.chunk(chat_event("x" * 60_000))
-
-    fake.answer = answer
+    fake.answer = Held(fake, text=chat_event("x" * 60_000))
     async with proxy_before(fake) as proxy:
         connection = await Connection.open(proxy.port, receive_buffer_bytes=16_384)
         await connection.send(request(chat(stream=True)))
         await connection.head()
-        await eventually(lambda: proxy.metric("disconnects_total", phase="streaming") == 1, 15)
-        await proxy.settled(15)
+        await eventually(lambda: proxy.metric("disconnects_total", phase="streaming") == 1)
+        await proxy.settled()
         connection.leave(reset=True)
 
 
@@ -228,14 +213,7 @@ async def test_messages_are_streamed_and_counted_in_their_own_words(fake: FakeSe
         {"type": "message_delta", "usage": {"output_tokens": 7}},
         {"type": "message_stop"},
     ]
-    lines = [
-        b"event: "
-        + e["type"].encode()
-        + b"\ndata: "
-        + json.dumps(e, separators=(",", ":")).encode()
-        + b"\n\n"
-        for e in events
-    ]
+    lines = [event(document, document["type"]) for document in events]
     fake.answer = streaming(lines)
     async with proxy_before(fake) as proxy:
         reply = await proxy.ask(chat(stream=True, max_tokens=10), MESSAGES)

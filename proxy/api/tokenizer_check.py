@@ -1,0 +1,62 @@
+"""Asks a server that came up whether it counts as we do, where counts are meant to be exact."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import orjson
+
+from proxy.tokens.selfcheck import SelfCheck, self_check
+from proxy.tokens.sizer import Sizer
+from proxy.upstream.backend import Backend
+from proxy.upstream.sglang import TOKENIZE_PATH
+
+logger = logging.getLogger("proxy.tokens")
+ASK_SECONDS = 10.0
+
+
+class TokenizerCheck:
+    """One check at a time for each backend; the last verdicts are kept for `/admission/status`."""
+
+    def __init__(self, sizer: Sizer, backend_of: Callable[[str], Backend]) -> None:
+        self.verdicts: dict[str, SelfCheck] = {}
+        self._sizer = sizer
+        self._backend_of = backend_of
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def pool_up(self, pool: str) -> None:
+        """A server is there, or there again: another model may run on it now."""
+        backend = self._backend_of(pool)
+        if self._sizer.ready and not self._sizer.exact:
+            return
+        if backend.name not in self._tasks:
+            task = asyncio.create_task(self._check(backend))
+            self._tasks[backend.name] = task
+            task.add_done_callback(lambda _: self._tasks.pop(backend.name, None))
+
+    def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def _check(self, backend: Backend) -> None:
+        while not self._sizer.ready:
+            await asyncio.sleep(0.1)
+        if not self._sizer.exact:
+            return
+
+        async def ask(body: dict[str, Any]) -> int | None:
+            answer = await backend.link.post(TOKENIZE_PATH, orjson.dumps(body), seconds=ASK_SECONDS)
+            if answer.status_code != 200:
+                return None
+            count = orjson.loads(answer.content).get("count")
+            return count if isinstance(count, int) else None
+
+        try:
+            found = await self_check(self._sizer, ask)
+        except (httpx.HTTPError, TimeoutError, ValueError) as error:
+            logger.warning("%s: the tokenizer could not be checked (%s)", backend.name, type(error).__name__)
+            return
+        self.verdicts[backend.name] = found
+        logger.log(logging.WARNING if found.wrong else logging.INFO, "%s: %s", backend.name, found.verdict)
