@@ -11,7 +11,7 @@ SGLANG_PYTEST := -o addopts="-ra --strict-markers --strict-config --import-mode=
 BENCH ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sglang bench lint format clean
+.PHONY: help demo test test-sglang test-deploy docs bench lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,16 @@ test: $(DEV_STAMP) ## Run the tests: unit, property, scenario, end to end on rea
 test-sglang: $(DEV_STAMP) ## Run the end-to-end suite against a real SGLang on the CPU (3 GB, installed once)
 	$(RUN) -m tests.sglang.install
 	$(RUN) -m pytest tests/sglang $(SGLANG_PYTEST)
+
+test-deploy: $(DEV_STAMP) ## Let hadolint, kubectl, helm and the schemas judge deploy/ (200 MB of tools, fetched once)
+	$(PIP) install --quiet --group deploy
+	$(RUN) -m tests.deploy.install
+	$(RUN) -m pytest tests/deploy
+
+docs: $(DEV_STAMP) ## Build the documentation as a site into site/; a dead link is an error
+	$(PIP) install --quiet --group docs
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict --config-file docs/mkdocs/mkdocs.yml
+	@echo "site/index.html"
 
 bench: $(DEV_STAMP) ## Full-size loads on a real SGLang, direct against proxied (BENCH=story for one of them)
 	$(RUN) -m tests.sglang.install
@@ -40,7 +50,7 @@ format: $(DEV_STAMP) ## Put the code into its form
 	$(RUN) -m ruff format $(CODE)
 
 clean: ## Remove all that these targets made, the installed SGLang included
-	rm -rf $(VENV) .cache out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cache out site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN):

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -17,16 +17,20 @@ from proxy.api.answers import wrong_method
 from proxy.api.asgi import Receive, Scope, Send, answer
 from proxy.api.gate import Gate
 from proxy.api.inference import Handler
-from proxy.api.keys import Door, KeysError, read_keys
-from proxy.api.own import Own
+from proxy.api.keys import Door
+from proxy.api.own import Own, Reloaded
 from proxy.api.paths import INFERENCE, family_of, is_read, methods_of
 from proxy.api.reads import Reads
 from proxy.api.replies import http_error
 from proxy.api.tokenizer_check import TokenizerCheck
-from proxy.settings import Settings, SettingsError
+from proxy.backend_spec import BackendSpec
+from proxy.fleet import Fleet
+from proxy.reload import Reloader, keys_of
+from proxy.settings import Settings, load_settings
 from proxy.telemetry.decision_log import DecisionLog
 from proxy.telemetry.loop_lag import watch_loop_lag
 from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.tracing import make_tracer
 from proxy.tokens.sizer import Sizer
 from proxy.upstream.backend import Backend
 from proxy.upstream.client import make_client
@@ -59,21 +63,11 @@ def limits_of(settings: Settings) -> Limits:
     )
 
 
-def door_of(settings: Settings) -> Door:
-    """Who may come in. Raises SettingsError where the keys file cannot be used."""
-    path, keys = settings.api_keys_file, None
-    if path is not None:
-        try:
-            keys = read_keys(path)
-        except KeysError as error:
-            raise SettingsError(f"PROXY_API_KEYS_FILE={str(path)!r}: {error}") from None
-    return Door(keys, tenant_header=settings.tenant_header)
-
-
 class App:
     """The ASGI app on the clients' port, and the operators' app where that is another one."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, load: Callable[[], Settings] = load_settings) -> None:
+        """Raises SettingsError where a file that they name is wrong. `load` is how they are read again."""
         self.settings = settings
         template = settings.chat_template
         self.sizer = Sizer(
@@ -89,30 +83,27 @@ class App:
         if settings.decision_log is not None:
             dropped = self.metrics.decision_lines_dropped
             self.decisions = DecisionLog(settings.decision_log, dropped=dropped)
+        self.tokenizer_check = TokenizerCheck(self.sizer, self.backend_of)
         self.gate = Gate(
             Controller(limits_of(settings)),
             self.metrics,
             urge=self._urge,
             decisions=self.decisions,
-            on_pool_up=lambda pool: self.tokenizer_check.pool_up(pool),
+            on_pool_up=self.tokenizer_check.pool_up,
         )
-        self.tokenizer_check = TokenizerCheck(self.sizer, self.backend_of)
         self.client = make_client(connect_seconds=settings.connect_seconds)
-        self.backends = {
-            spec.name: Backend(
-                spec,
-                listener=self.gate,
-                client=self.client,
-                poll_seconds=settings.poll_seconds,
-                connect_seconds=settings.connect_seconds,
-                stall_seconds=settings.stall_seconds,
-            )
-            for spec in settings.backend_specs()
-        }
-        self.door = door_of(settings)
-        own = Own(settings, self.gate, self.sizer, self.metrics)
+        self.fleet = Fleet(self.gate, self._make_backend)
+        self.fleet.add(settings.backend_specs())
+        self.door = Door(keys_of(settings), tenant_header=settings.tenant_header)
+        self._reloader = Reloader(
+            settings, load, self._adopt, door=self.door, fleet=self.fleet, metrics=self.metrics
+        )
+        own = self._own = Own(settings, self.gate, self.sizer, self.metrics, self.reload)
         apart = settings.admin_address is not None
-        self._inference = Handler(settings, self.sizer, self.gate, self.backend_of, self.metrics, self.door)
+        self.tracer = make_tracer()
+        self._inference = Handler(
+            settings, self.sizer, self.gate, self.backend_of, self.metrics, self.door, self.tracer
+        )
         self._reads = Reads(settings, self.gate, self.backend_of, self.door)
         self._live = own.live
         self._rest = _router([*own.probes(), *([] if apart else own.admin())])
@@ -120,7 +111,19 @@ class App:
 
     def backend_of(self, pool: str) -> Backend:
         """The backend that a pool belongs to."""
-        return self.backends[pool.partition("/")[0]]
+        return self.fleet.of(pool)
+
+    async def reload(self) -> Reloaded:
+        """Read limits, keys and servers again. A wrong file changes nothing."""
+        return await self._reloader.reload()
+
+    def reload_soon(self) -> None:
+        """The same, from a signal."""
+
+        async def reload() -> None:
+            await self.reload()
+
+        self._inference.spawn(reload())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -144,9 +147,9 @@ class App:
         self._say_who_may_come_in()
         lag = asyncio.create_task(watch_loop_lag(self.metrics.loop_lag))
         try:
-            for backend in self.backends.values():
-                await backend.start()
+            await self.fleet.start()
             await self.sizer.load()
+            self.tokenizer_check.counter_ready()
             yield
         finally:
             await self.abort_running()
@@ -157,6 +160,7 @@ class App:
             await self.client.aclose()
             lag.cancel()
             await asyncio.wait({lag})
+            await self.tracer.close()
             if self.decisions is not None:
                 self.decisions.close()
 
@@ -166,7 +170,23 @@ class App:
 
     async def abort_running(self) -> None:
         """Ends all requests at the servers, within seconds; their clients are told. Nothing more is sent."""
-        await asyncio.gather(*(backend.close() for backend in self.backends.values()))
+        await self.fleet.close()
+
+    def _make_backend(self, spec: BackendSpec) -> Backend:
+        return Backend(
+            spec,
+            listener=self.gate,
+            client=self.client,
+            poll_seconds=self.settings.poll_seconds,
+            connect_seconds=self.settings.connect_seconds,
+            stall_seconds=self.settings.stall_seconds,
+        )
+
+    def _adopt(self, settings: Settings) -> None:
+        """Limits have changed: they count from the next request on, and for those that wait."""
+        self.settings = self._inference.settings = self._own.settings = settings
+        self.metrics.adopt(mode=settings.mode, max_queue_seconds=settings.max_queue_seconds)
+        self.gate.adopt(limits_of(settings))
 
     def _say_who_may_come_in(self) -> None:
         keys = self.door.keys

@@ -83,10 +83,9 @@ async def serve(settings: Settings) -> None:
 
     SIGTERM and the first SIGINT: the queued are refused, new requests get 503, running ones
     finish within PROXY_DRAIN_SECONDS; what is left then is aborted. A second signal leaves at once.
+    SIGHUP reads limits, keys and servers again.
     """
     app = App(settings)
-    gc.collect()
-    gc.freeze()  # what was built so far stays: collections need not look at it again
     sys.setswitchinterval(SWITCH_SECONDS)
     servers = [make_server(app, settings.host, settings.port)]
     if app.admin is not None and settings.admin_address is not None:
@@ -102,6 +101,7 @@ async def serve(settings: Settings) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave)
+    loop.add_signal_handler(signal.SIGHUP, app.reload_soon)
     async with app.running():
         _settle_memory()
         running = [asyncio.create_task(server.serve()) for server in servers]

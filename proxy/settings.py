@@ -2,7 +2,9 @@
 
 import difflib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Self
 
 from pydantic import SecretStr, ValidationError, model_validator
@@ -18,6 +20,7 @@ from proxy.settings_sections import (
     ListenSettings,
     MemorySettings,
     QueueSettings,
+    ReloadSettings,
     SeeingSettings,
     ServerSettings,
 )
@@ -30,11 +33,17 @@ __all__ = [
     "load_settings",
     "pending_variables",
     "unknown_variables",
+    "with_file",
 ]
+
+
+SETTINGS_FILE = "PROXY_SETTINGS_FILE"
+_NAME = re.compile(r"PROXY_[A-Z0-9_]+")
 
 
 class Settings(
     SeeingSettings,
+    ReloadSettings,
     ClientSettings,
     QueueSettings,
     LaneSettings,
@@ -97,7 +106,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 
     Raises SettingsError: one line with the variable, its value and what is allowed.
     """
-    environ = os.environ if environ is None else environ
+    environ = with_file(os.environ if environ is None else environ)
     source = EnvSettingsSource(Settings)
     source.env_vars = {name.lower(): value.strip() for name, value in environ.items() if value.strip()}
     try:
@@ -106,9 +115,39 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         raise SettingsError(error_line(Settings, error.errors(), source.env_vars)) from None
 
 
+def with_file(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ`, with the lines of `PROXY_SETTINGS_FILE` over it. Raises SettingsError."""
+    path = environ.get(SETTINGS_FILE, "").strip()
+    if not path:
+        return dict(environ)
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise SettingsError(f"{SETTINGS_FILE}={path!r}: allowed is an existing file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SettingsError(f"{SETTINGS_FILE}={path!r}: cannot be read: {reason}") from None
+    return {**environ, **dict(_in_file(path, lines))}
+
+
+def _in_file(path: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The settings in `lines`. An error never shows a value: it may be a key."""
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.partition("=")
+        name, value = name.strip(), value.strip()
+        if not equals or not _NAME.fullmatch(name) or name == SETTINGS_FILE:
+            raise SettingsError(f"{SETTINGS_FILE}={path!r}: line {number} is not PROXY_NAME=value")
+        if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
+            value = value[1:-1]
+        yield name, value
+
+
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """One warning for each `PROXY_*` name that is none of ours, with the nearest one that is."""
-    environ = os.environ if environ is None else environ
+    environ = with_file(os.environ if environ is None else environ)
     known = [variable(name) for name in Settings.model_fields]
     warnings = []
     for name in sorted(environ):
@@ -120,7 +159,7 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
 
 def pending_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """One warning for each variable that is set and has no effect in this version."""
-    environ = os.environ if environ is None else environ
+    environ = with_file(os.environ if environ is None else environ)
     names = sorted(variable(name) for name in PENDING)
     return [f"{name} has no effect in this version" for name in names if environ.get(name, "").strip()]
 

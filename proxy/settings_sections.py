@@ -299,6 +299,17 @@ class ClientSettings(BaseModel):
     )
 
 
+class ReloadSettings(BaseModel):
+    """Changing them while it runs"""
+
+    settings_file: FilePath | None = _setting(
+        None,
+        "File of PROXY_NAME=value lines, read at the start and at every reload. They win over the environment.",
+        change="Limits, keys or servers are to change without a restart.",
+        allowed="an existing file",
+    )
+
+
 class SeeingSettings(BaseModel):
     """Logs"""
 
@@ -323,6 +334,7 @@ SECTIONS: tuple[type[BaseModel], ...] = (
     LaneSettings,
     QueueSettings,
     ClientSettings,
+    ReloadSettings,
     SeeingSettings,
 )
 

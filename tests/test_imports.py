@@ -25,7 +25,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "proxy.settings": CONFIG,
 }
 # These wire the house together; nobody imports them but each other, in this order.
-ON_TOP = ("proxy.app", "proxy.serve", "proxy.plan", "proxy.doctor", "proxy.cli", "proxy.__main__")
+ON_TOP = (
+    "proxy.fleet",
+    "proxy.reload",
+    "proxy.app",
+    "proxy.serve",
+    "proxy.plan",
+    "proxy.doctor",
+    "proxy.cli",
+    "proxy.__main__",
+)
 
 
 def modules() -> dict[str, Path]:

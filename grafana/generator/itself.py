@@ -76,6 +76,13 @@ ITSELF = Dashboard(
             red_from=0.001,
         ),
         Panel(
+            "Settings read again",
+            "Reloads a second, by what came of them.",
+            "`refused`: a file is wrong, and the old settings go on counting. The log says what is wrong.",
+            ((per_second("reloads_total", "outcome"), "{{outcome}}"),),
+            unit="ops",
+        ),
+        Panel(
             "Up since",
             "Seconds since the process started.",
             "Falls back to zero: it was restarted. Look for the reason in the supervisor's log.",

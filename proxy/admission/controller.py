@@ -108,7 +108,9 @@ class Controller:
         self._expire(now, actions)
         for line in touched:
             self._dispatch(now, line, actions)
-            self._steal(now, line, actions)
+        if len(self.lines) > 1 and any(len(line) for line in self.lines.values()):
+            for line in touched:
+                self._steal(now, line, actions)
         if isinstance(event, Arrival):
             self._refuse_hopeless(now, event.request.rid, actions)
         return actions
@@ -147,13 +149,13 @@ class Controller:
         if objection is not None:
             actions.append(self._tenant_refusal(now, job, line, objection))
             return ()
-        job.conversation = self.conversations.arrived(job.request, now)
         self._claim(now, job)
         if not job.long:
             line.pool.slicing.short_seen(now)
         full = self._queue_full(line, job)
+        goes_at_once = not len(line) and line.pool.fits(job, line.reserve_of(job))
         self._enqueue(job, line)
-        if full and not line.pool.fits(job, line.reserve_of(job)):
+        if full and not goes_at_once:
             self._forget(job)
             actions.append(self._refusal(now, job, line, Reason.QUEUE_FULL))
             return ()
@@ -252,7 +254,7 @@ class Controller:
         if talk is None or most <= 0 or not job.prefill_done:
             return
         line = self.lines[job.pool]
-        pool, segments = line.pool, job.request.segments
+        pool, segments = line.pool, job.segments
         tokens = sum(segment.tokens for segment in segments)
         self.conversations.continues(talk, job.request)
         if talk.pool != pool.name or talk.tokens == 0:
@@ -321,6 +323,7 @@ class Controller:
 
     def _pool_up(self, now: float, event: PoolUp, actions: list[Action]) -> Iterable[Line]:
         name, facts = event.pool, event.facts
+        self.router.unseen.discard(name.partition("/")[0])
         line = self.lines.get(name)
         if line is None:
             pool = Pool(name, facts, self.limits)
@@ -337,6 +340,7 @@ class Controller:
     def _pool_down(self, now: float, event: PoolDown, actions: list[Action]) -> Iterable[Line]:
         line = self.lines.get(event.pool)
         if line is None:
+            self.router.unseen.add(event.pool)
             return ()
         line.pool.up = False
         for job in list(line.jobs()):
@@ -348,7 +352,12 @@ class Controller:
         line = self.lines.get(event.pool)
         if line is None:
             return ()
-        line.pool.leaving = True
+        line.pool.leaving = not event.stays
+        if event.stays:
+            for job in list(self._homeless.values()):
+                self._unqueue(job)
+                self._place(now, job, actions)
+            return self.lines.values()
         while line.pool.holds:
             line.pool.drop_hold(line.pool.holds[0])
         for job in list(line.jobs()):
@@ -357,6 +366,7 @@ class Controller:
         return self.lines.values()
 
     def _pool_gone(self, now: float, event: PoolGone, actions: list[Action]) -> Iterable[Line]:
+        self.router.unseen.discard(event.pool)
         line = self.lines.get(event.pool)
         if line is None:
             return ()
@@ -457,6 +467,7 @@ class Controller:
             sliced = pool.slicing.applies(job, pool.uncached_tokens(job), pool.facts, now)
             job.rule = str(rule)
             line.waited(job, now - job.arrived_at)
+            job.conversation = self.conversations.resumed(job.request, job.arrived_at)
             pool.admit(job, now, reserve, sliced=sliced)
             if job.conversation is not None:
                 self._unhold(job)
@@ -466,8 +477,6 @@ class Controller:
 
     def _steal(self, now: float, line: Line, actions: list[Action]) -> None:
         """A pool without work takes over what is blocked elsewhere and would start at once here."""
-        if not any(len(other) for other in self.lines.values() if other is not line):
-            return
         job = next(self.router.stealable(line, now), None)
         while job is not None:
             self._unqueue(job)

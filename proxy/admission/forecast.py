@@ -41,9 +41,9 @@ class Forecast:
         wanted_slots = job.request.sequences + count_ahead
         if needed <= free and wanted_slots <= free_slots:
             return at - now
-        for end, other in self._finishes():
-            free += pool.own_tokens(other)
-            free_slots += other.request.sequences
+        for end, tokens, slots_back in self._finishes():
+            free += tokens
+            free_slots += slots_back
             at = max(at, end)
             if needed <= free and wanted_slots <= free_slots:
                 return at - now
@@ -57,9 +57,7 @@ class Forecast:
         pool, now = self._pool, self._now
         room = pool.budget_tokens - pool.effective_tokens - pool.unused_express_tokens
         prefill_free = max(now, pool.prefill_free_at(now), pool.hold_until)
-        finishes = [
-            (end, index, pool.own_tokens(other)) for index, (end, other) in enumerate(self._finishes())
-        ]
+        finishes = [(end, order, tokens) for order, (end, tokens, _) in enumerate(self._finishes())]
         heapq.heapify(finishes)
         order = len(finishes)
         started = now
@@ -86,8 +84,14 @@ class Forecast:
             wait *= (count_ahead + 1) / (len(exact) + 1)
         return max(0.0, wait)
 
-    def _finishes(self) -> list[tuple[float, Job]]:
+    def _finishes(self) -> list[tuple[float, int, int]]:
+        """When room comes back, in order: (time, tokens, slots) of what runs and of what is held."""
         now, pool = self._now, self._pool
-        ends = [(expected_end(pool, job, now), job) for job in pool.jobs.values()]
-        ends.sort(key=lambda pair: pair[0])
+        ends = [
+            (expected_end(pool, job, now), pool.own_tokens(job), job.request.sequences)
+            for job in pool.jobs.values()
+        ]
+        patience = pool.limits.max_bypass_seconds
+        ends += [(max(now, hold.falls_at(patience)), hold.tokens, 0) for hold in pool.holds]
+        ends.sort()
         return ends

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from proxy.admission.residency import Conversation
-from proxy.admission.types import Lane, Request
+from proxy.admission.types import Lane, Request, Segment
 
 ENGINE_CLIP_TOKENS = 4096  # CLIP_MAX_NEW_TOKENS: what SGLang's scheduler counts of a future output
 
@@ -44,6 +44,7 @@ class Job:
     slice_boost: int = 1  # how much larger the next may be, since the last was all cached
     # what it holds in the pool's ledgers
     tail_tokens: int = 0  # prompt tokens outside the shared segments
+    segments: tuple[Segment, ...] = ()  # those it takes part in
     paying: tuple[bool, ...] = field(default=())
     reserve_tokens: int = 0  # of all its sequences
     uncached_tokens: int = 0  # W, until its first token

@@ -15,7 +15,7 @@ for recorded growth and the short room beside a giant; all ledgers are exactly 0
 from proxy.admission.costs import CostModel
 from proxy.admission.job import ENGINE_CLIP_TOKENS, Job, State
 from proxy.admission.limits import Limits
-from proxy.admission.prefix import PrefixLedger
+from proxy.admission.prefix import PrefixLedger, within
 from proxy.admission.residency import Hold, IdleCache
 from proxy.admission.slicing import Slicing
 from proxy.admission.timeline import PrefillTimeline
@@ -206,7 +206,7 @@ class Pool:
 
     def own_tokens(self, job: Job) -> int:
         """What the ledger gets back when the job ends and nobody shares its prompt."""
-        paid = sum(s.tokens for s, pays in zip(job.request.segments, job.paying, strict=False) if pays)
+        paid = sum(s.tokens for s, pays in zip(job.segments, job.paying, strict=False) if pays)
         return job.tail_tokens + job.reserve_tokens + paid
 
     @property
@@ -335,9 +335,9 @@ class Pool:
 
     def admit(self, job: Job, now: float, reserve_tokens: int, *, sliced: bool = False) -> None:
         """The job takes its place now: it goes to the engine whole, or its first slice does."""
-        segments = job.request.segments
         reserve_tokens = min(reserve_tokens, max(0, self.budget_tokens - self.private_tokens(job)))
         job.prompt_tokens = min(job.prompt_tokens, self.max_prompt_tokens)
+        segments = job.segments = within(job.request.segments, job.prompt_tokens)
         job.uncached_tokens = self.uncached_tokens(job)
         job.paying = self.prefix.acquire(segments)
         self.idle.take(segments)
@@ -428,7 +428,7 @@ class Pool:
     def _share(self, job: Job) -> None:
         """Its prefix is there, once: what others computed beside it is not charged to it any more."""
         before = self.own_tokens(job)
-        job.paying = self.prefix.mark_ready(job.request.segments, job.paying)
+        job.paying = self.prefix.mark_ready(job.segments, job.paying)
         change = self.own_tokens(job) - before
         if change:
             self._charge_tenant(job, change)
@@ -461,7 +461,7 @@ class Pool:
         self._tail_tokens -= job.tail_tokens
         self._generated_tokens -= job.generated_tokens
         self._engine_tokens -= job.engine_tokens
-        self.idle.add(self.prefix.release(job.request.segments, job.paying))
+        self.idle.add(self.prefix.release(job.segments, job.paying))
         self.running_slots -= job.request.sequences
         job.engine_tokens, job.tail_tokens, job.generated_tokens, job.paying = 0.0, 0, 0, ()
         job.sliced_tokens, job.slice_boost = 0, 1

@@ -34,6 +34,16 @@ class _Node:
         return self.payers == 0 and self.riders == 0 and self.holds == 0
 
 
+def within(segments: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
+    """The leading segments that together have at most `tokens`: those of an over-counted prompt may not."""
+    total = 0
+    for index, segment in enumerate(segments):
+        total += segment.tokens
+        if total > tokens:
+            return segments[:index]
+    return segments
+
+
 class PrefixLedger:
     """Reference-counted segments of one pool. `charged_tokens` is what they cost together."""
 

@@ -34,6 +34,7 @@ class Conversation:
     explicit: bool
     pool: str = ""
     turns: int = 0
+    prompt_tokens: int = 0  # of its last turn
     think_seconds: float = THINK_SECONDS
     ended_at: float | None = None
     running: int = 0
@@ -121,8 +122,8 @@ class Conversations:
                 return found
         return None
 
-    def arrived(self, request: Request, now: float) -> Conversation | None:
-        """A turn has come; None for a prompt too short to be worth recognising."""
+    def resumed(self, request: Request, arrived_at: float) -> Conversation | None:
+        """A turn that came at `arrived_at` takes its place; None for a prompt too short to recognise."""
         if not request.segments:
             return None
         found = self.find(request)
@@ -131,9 +132,11 @@ class Conversations:
             found = Conversation(key, bool(request.session))
             self._keep(found)
         elif found.ended_at is not None and not found.running:
-            think = now - found.ended_at
+            think = max(0.0, arrived_at - found.ended_at)
             found.think_seconds += THINK_WEIGHT * (think - found.think_seconds)
-        found.turns += 1
+        if request.prompt_tokens > found.prompt_tokens:
+            found.turns += 1  # the same prompt once more, a retry or a benchmark, is no next turn
+        found.prompt_tokens = request.prompt_tokens
         found.running += 1
         return found
 

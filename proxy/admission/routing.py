@@ -28,6 +28,7 @@ class Router:
 
     def __init__(self, lines: Mapping[str, Line], conversations: Conversations, limits: Limits) -> None:
         self.limits = limits
+        self.unseen: set[str] = set()  # backends that have not said yet what they serve
         self._lines = lines
         self._conversations = conversations
 
@@ -48,7 +49,10 @@ class Router:
             return Reason.NO_BACKEND
         serving = self._serving(request.model)
         if not serving:
-            return Reason.MODEL_NOT_FOUND
+            expected = self.unseen or any(
+                request.model in line.pool.facts.models for line in self._lines.values()
+            )
+            return Reason.NO_BACKEND if expected else Reason.MODEL_NOT_FOUND
         closed = [line.pool for line in serving if not line.pool.open]
         comes_back = any(refusal.limit_exceeded(pool, request) is None for pool in closed)
         if comes_back or len(closed) == len(serving):
@@ -119,8 +123,8 @@ class Router:
     def _serving(self, model: str) -> list[Line]:
         """The lines for `model`, those that are down included.
 
-        SGLang serves any name as its own. So does a server that reports none; and so do all,
-        while they serve the same model and `strict_models` is off.
+        SGLang serves any name as its own. So does a server that reports none; and so do all, while
+        it is certain that they serve the same model, and `strict_models` is off.
         """
         lines = [line for line in self._lines.values() if not line.pool.leaving]
         if not model:
@@ -133,5 +137,5 @@ class Router:
         nameless = [line for line in lines if not line.pool.facts.models]
         if nameless:
             return nameless
-        different = len({frozenset(line.pool.facts.models) for line in lines}) > 1
-        return [] if self.limits.strict_models or different else lines
+        different = len({frozenset(line.pool.facts.models) for line in self._lines.values()}) > 1
+        return [] if self.limits.strict_models or different or self.unseen else lines

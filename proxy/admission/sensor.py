@@ -146,7 +146,8 @@ class Sensor:
             job
             for job in self._pool.jobs.values()
             if job.state is State.PREFILL
-            and sample.at > job.dispatched_at + 2 * timeline.tokenize_seconds(job) + SETTLE_SECONDS
+            and sample.at
+            > timeline.request_sent_at(job) + 2 * timeline.tokenize_seconds(job) + SETTLE_SECONDS
         ]
 
     def _drained(self, sample: LoadSample) -> list[Job]:

@@ -59,7 +59,12 @@ class Slicing:
 
     def applies(self, job: Job, uncached_tokens: int, facts: PoolFacts, now: float) -> bool:
         """Should this job's prefill go in slices?"""
-        if self._limits.slice_seconds <= 0 or not facts.radix_cache or self.off(now):
+        if (
+            self._limits.slice_seconds <= 0
+            or self._limits.slice_max_tokens == 0
+            or not facts.radix_cache
+            or self.off(now)
+        ):
             return False
         return job.request.sliceable and not job.unsliceable and uncached_tokens > self.most_tokens(facts)
 

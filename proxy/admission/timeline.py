@@ -116,6 +116,11 @@ class PrefillTimeline:
         span = self._spans.get((job.rid, 0))
         return None if span is None else now - span.starts_at
 
+    def request_sent_at(self, job: Job) -> float:
+        """When the request itself was sent: behind its slices, where it has some."""
+        span = self._spans.get((job.rid, 0))
+        return job.dispatched_at if span is None else span.sent_at
+
     def slice_sent_at(self, job: Job, end_tokens: int) -> float | None:
         span = self._spans.get((job.rid, end_tokens))
         return None if span is None else span.sent_at

@@ -207,9 +207,13 @@ class PoolDown:
 
 @dataclass(frozen=True, slots=True)
 class PoolLeaving:
-    """It takes nothing new: what is queued for it goes elsewhere, what runs there ends there."""
+    """It takes nothing new: what is queued for it goes elsewhere, what runs there ends there.
+
+    `stays`: it does not leave after all.
+    """
 
     pool: str
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ class PoolView:
     prefill_tokens_per_second: float | None
     seconds_per_decode_token: float
     long_prefill_ends_in_seconds: float | None
+    tier: str = "default"
+    leaving: bool = False  # it takes nothing new, and will be gone when what runs there has ended
     resident: list[ResidentView] = field(default_factory=list)
     waiting: list[WaitingView] = field(default_factory=list)
 
@@ -100,6 +102,8 @@ def pool_view(line: Line, now: float, *, most_waiting: int = 100) -> PoolView:
         prefill_tokens_per_second=pool.costs.tokens_per_second if pool.costs.known else None,
         seconds_per_decode_token=pool.costs.seconds_per_decode_token,
         long_prefill_ends_in_seconds=max(0.0, free_at - now) if pool.timeline.busy else None,
+        tier=pool.facts.tier,
+        leaving=pool.leaving,
         resident=[_resident(line, job, now) for job in pool.jobs.values()],
         waiting=_waiting(line, now, most_waiting),
     )

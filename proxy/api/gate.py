@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from proxy.admission.controller import Controller
 from proxy.admission.job import State
+from proxy.admission.limits import Limits
 from proxy.admission.slicing import MISSES_ALLOWED
 from proxy.admission.types import (
     Action,
@@ -23,7 +24,10 @@ from proxy.admission.types import (
     Gone,
     Load,
     LoadSample,
+    NewLimits,
     PoolDown,
+    PoolGone,
+    PoolLeaving,
     PoolFacts,
     PoolUp,
     Progress,
@@ -253,6 +257,22 @@ class Gate:
         """A pool cannot be reached."""
         self.down_reasons[pool] = reason
         self._step(self.clock(), PoolDown(pool))
+
+    def pool_leaving(self, pool: str, *, stays: bool = False) -> None:
+        """The operator takes a pool out of service, or back in: what runs there may end."""
+        line = self.controller.lines.get(pool)
+        if line is not None and line.pool.leaving == stays:
+            self._step(self.clock(), PoolLeaving(pool, stays))
+
+    def pool_gone(self, pool: str) -> None:
+        """A pool has been taken away for good."""
+        for known in (self.samples, self.down_reasons, self.retractions):
+            known.pop(pool, None)
+        self._step(self.clock(), PoolGone(pool))
+
+    def adopt(self, limits: Limits) -> None:
+        """The operator's limits have changed."""
+        self._step(self.clock(), NewLimits(limits))
 
     def load(self, pool: str, sample: LoadSample) -> None:
         """A poll of a pool's load."""

@@ -23,6 +23,7 @@ from proxy.api.slices import SlicedPrefill
 from proxy.settings import Settings
 from proxy.telemetry.logs import request_line
 from proxy.telemetry.metrics import Metrics, Outcome, Phase
+from proxy.telemetry.tracing import NO_TRACER, Facts, Tracer
 from proxy.tokens.shape import Api, BadRequest
 from proxy.tokens.sized import Sized
 from proxy.tokens.sizer import Sizer
@@ -56,6 +57,7 @@ class Handler:
         backend_of: Callable[[str], Backend],
         metrics: Metrics,
         door: Door,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self.settings = settings
         self.sizer = sizer
@@ -63,6 +65,7 @@ class Handler:
         self.backend_of = backend_of  # by pool
         self.metrics = metrics
         self.door = door
+        self.tracer = tracer
         self._tasks: set[asyncio.Task[None]] = set()
 
     def let_go(self, pool: str, ticket: Ticket, exchange: Exchange | None) -> None:
@@ -133,6 +136,7 @@ class _Flow:
         "rid",
         "send",
         "sized",
+        "span",
         "started",
         "status",
         "tenant",
@@ -150,6 +154,7 @@ class _Flow:
         self.rid = secrets.token_hex(RID_BYTES)
         self.request_id = request_id(self.headers, self.rid)
         self.arrived_at = time.monotonic()
+        self.span = handler.tracer.start(scope["path"], self.request_id, self.headers)
         self.tenant: Tenant | None = None
         self.wait_limit_seconds = 0.0
         self.overrides: tuple[str, ...] = ()
@@ -237,7 +242,9 @@ class _Flow:
             path=self.path,
             pool=decision.pool,
             rid=self.rid,
-            headers=forwarded(self.headers, authorization=handler.settings.forward_authorization),
+            headers=self.span.passed_on(
+                forwarded(self.headers, authorization=handler.settings.forward_authorization)
+            ),
             body=body,
             api=self.api,
             stream=shape.stream,
@@ -454,6 +461,28 @@ class _Flow:
             ttft_seconds=ttft,
             backend=self.pool,
             reason=self.reason,
+            trace_id=self.span.trace_id,
+        )
+        if self.span.recording:
+            self.span.end(self._facts(tenant, prompt, produced, wait))
+
+    def _facts(self, tenant: str, prompt: int, produced: int, wait: float | None) -> Facts:
+        ticket, sized = self.ticket, self.sized
+        return Facts(
+            outcome=self.outcome.value,
+            failed=self.outcome in (Outcome.FAILED, Outcome.BROKEN),
+            status=self.status,
+            tenant=tenant,
+            model=sized.shape.model if sized else "",
+            prompt_tokens=prompt,
+            completion_tokens=produced,
+            slices=ticket.sliced.sent if ticket is not None and ticket.sliced is not None else 0,
+            lane=None if self.lane is None else self.lane.value,
+            reason=self.reason,
+            backend=self.pool,
+            queue_wait_seconds=wait,
+            dispatched_at=ticket.dispatched_at if ticket is not None else None,
+            first_token_at=ticket.first_token_at if ticket is not None else None,
         )
 
 

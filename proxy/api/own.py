@@ -4,7 +4,7 @@ import base64
 import binascii
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -31,11 +31,31 @@ CHALLENGE = {"www-authenticate": 'Basic realm="sglang-admission-proxy", charset=
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]
 
 
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What came of reading the settings again.
+
+    `error`: why nothing was changed; `needs_restart`: variables that differ and stay as they were.
+    """
+
+    changed: tuple[str, ...] = ()
+    needs_restart: tuple[str, ...] = ()
+    error: str | None = None
+
+
 class Own:
     """Routes of `/admission/*`, `/metrics`, `/livez`, `/ready` and `/health`."""
 
-    def __init__(self, settings: Settings, gate: Gate, sizer: Sizer, metrics: Metrics) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: Settings,
+        gate: Gate,
+        sizer: Sizer,
+        metrics: Metrics,
+        reload: Callable[[], Awaitable[Reloaded]],
+    ) -> None:
+        self.settings = settings
+        self._reload_settings = reload
         self._gate = gate
         self._sizer = sizer
         self._metrics = metrics
@@ -57,6 +77,7 @@ class Own:
             Route("/metrics", self._metrics_text),
             Route("/admission/status", self._guarded(self._status)),
             Route("/admission/explain", self._guarded(self._explain), methods=["GET", "POST"]),
+            Route("/admission/reload", self._reload, methods=["POST"]),
             Route("/admission/live", self._guarded(self.live.page)),
             Route("/admission/live/events", self._guarded(self.live.events)),
         ]
@@ -87,6 +108,14 @@ class Own:
 
     async def _status(self, _: HttpRequest) -> Response:
         return JsonReply(state.status(self._gate) | {"counting": self._sizer.stats()._asdict()})
+
+    async def _reload(self, http: HttpRequest) -> Response:
+        """It changes what the proxy does: without an admin key for this machine only, whatever else is open."""
+        self._check_operator(http)
+        if self._admin_key is None:
+            self._check_loopback(http)
+        reloaded = await self._reload_settings()
+        return JsonReply(asdict(reloaded), status_code=200 if reloaded.error is None else 409)
 
     async def _explain(self, http: HttpRequest) -> Response:
         try:
@@ -128,7 +157,7 @@ class Own:
 
     async def _sized(self, http: HttpRequest) -> Request:
         """A real request body, counted as if it had been sent."""
-        body = await read_body(http.scope, http.receive, self._settings.max_body_bytes)
+        body = await read_body(http.scope, http.receive, self.settings.max_body_bytes)
         sized = await self._sizer.size(_api_of(body), body)
         return Request(
             rid="explain",
@@ -141,8 +170,8 @@ class Own:
         )
 
     def _wait_limit(self, http: HttpRequest) -> float:
-        most = self._settings.max_queue_seconds_limit
-        return wait_limit_seconds(http.scope["headers"], self._settings.max_queue_seconds, most)
+        most = self.settings.max_queue_seconds_limit
+        return wait_limit_seconds(http.scope["headers"], self.settings.max_queue_seconds, most)
 
     def _guarded(self, endpoint: Endpoint) -> Endpoint:
         async def guarded(http: HttpRequest) -> Response:
@@ -156,9 +185,11 @@ class Own:
         if self._admin_key is not None:
             if not secrets.compare_digest(_given_key(http), self._admin_key):
                 raise HTTPException(401, "this endpoint needs the admin key", CHALLENGE)
-        elif self._settings.api_keys_file is not None and (
-            http.client is None or http.client.host not in LOOPBACK
-        ):
+        elif self.settings.api_keys_file is not None:
+            self._check_loopback(http)
+
+    def _check_loopback(self, http: HttpRequest) -> None:
+        if http.client is None or http.client.host not in LOOPBACK:
             raise HTTPException(403, "this endpoint answers loopback only; set PROXY_ADMIN_KEY to open it")
 
 

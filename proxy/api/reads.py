@@ -99,6 +99,6 @@ class Reads:
             await send({"type": "http.response.body", "body": b""})
 
     def _one_pool_each(self) -> Iterable[str]:
-        """A pool of each backend that is up."""
-        up = (pool for pool, line in self._gate.controller.lines.items() if line.pool.up)
+        """A pool of each backend that takes work."""
+        up = (pool for pool, line in self._gate.controller.lines.items() if line.pool.open)
         return {self._backend_of(pool).name: pool for pool in up}.values()

@@ -39,6 +39,7 @@ class SlicedPrefill:
         self._backend_of = backend_of
         self._ids: PromptIds | None = None
         self.by_server = False
+        self.sent = 0
         self._spawn = spawn
 
     @property
@@ -55,6 +56,7 @@ class SlicedPrefill:
 
     def send(self, pool: str, end_tokens: int) -> None:
         """Have `pool` prefill the first `end_tokens` ids."""
+        self.sent += 1
         self._spawn(self._send(pool, self._ids, end_tokens))
 
     def close(self) -> None:

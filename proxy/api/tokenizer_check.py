@@ -25,6 +25,11 @@ class TokenizerCheck:
         self._sizer = sizer
         self._backend_of = backend_of
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ready = asyncio.Event()
+
+    def counter_ready(self) -> None:
+        """The tokenizer is loaded: what came up before can be checked now."""
+        self._ready.set()
 
     def pool_up(self, pool: str) -> None:
         """A server is there, or there again: another model may run on it now."""
@@ -41,8 +46,7 @@ class TokenizerCheck:
             task.cancel()
 
     async def _check(self, backend: Backend) -> None:
-        while not self._sizer.ready:
-            await asyncio.sleep(0.1)
+        await self._ready.wait()
         if not self._sizer.exact:
             return
 

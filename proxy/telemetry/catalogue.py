@@ -280,6 +280,12 @@ LOOP_LAG = _histogram(
     "How late the event loop woke up.",
     "Over 50 ms: the proxy lacks CPU; streams stutter.",
 )
+RELOADS = _counter(
+    "reloads",
+    ("outcome",),
+    "Times the settings were read again: changed, unchanged, or refused.",
+    "refused: a file is wrong and the old settings count; the log says why.",
+)
 DECISION_DROPS = _counter(
     "decision_log_dropped_lines",
     (),

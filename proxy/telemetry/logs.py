@@ -54,6 +54,7 @@ def request_line(
     ttft_seconds: float | None = None,
     backend: str | None = None,
     reason: str | None = None,
+    trace_id: str | None = None,
 ) -> None:
     """The one line a request leaves. None: it never got that far, and the field is left out."""
     if not logger.isEnabledFor(logging.INFO):
@@ -71,6 +72,7 @@ def request_line(
         "status": status,
         "completion_tokens": completion_tokens,
         "backend": backend,
+        "trace_id": trace_id,
     }
     shown = {key: value for key, value in fields.items() if value is not None}
     # without the walk up the stack that `logger.info` makes for the caller's name

@@ -6,6 +6,7 @@ The methods run for every request: label children are resolved once and kept.
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -75,8 +76,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(StateCollector(snapshot))
         ProcessCollector(registry=self.registry)
-        self._gauge(catalogue.INFO).labels(package_version(), mode).set(1)
-        self._gauge(catalogue.QUEUE_PROMISE).set(max_queue_seconds)
+        self._info = self._gauge(catalogue.INFO)
+        self._promise = self._gauge(catalogue.QUEUE_PROMISE)
+        self.adopt(mode=mode, max_queue_seconds=max_queue_seconds)
 
         requests = self._counter(catalogue.REQUESTS)
         self._requests = {(lane, o): requests.labels(lane, o.value) for lane in _LANES for o in Outcome}
@@ -99,7 +101,14 @@ class Metrics:
         self._aborts = self._counter(catalogue.ABORTS)
         self._ratio = self._histogram(catalogue.COUNT_RATIO)
         self._lag = self._histogram(catalogue.LOOP_LAG)
+        self._reloads = self._counters(catalogue.RELOADS, ("changed", "unchanged", "refused"))
         self._decision_drops = self._counter(catalogue.DECISION_DROPS)
+
+    def adopt(self, *, mode: str, max_queue_seconds: float) -> None:
+        """Show these settings."""
+        self._info.clear()
+        self._info.labels(package_version(), mode).set(1)
+        self._promise.set(max_queue_seconds)
 
     def request_done(
         self,
@@ -171,6 +180,10 @@ class Metrics:
     def loop_lag(self, seconds: float) -> None:
         """How late the event loop woke up."""
         self._lag.observe(seconds)
+
+    def reloaded(self, outcome: Literal["changed", "unchanged", "refused"]) -> None:
+        """The settings were read again."""
+        self._reloads[outcome].inc()
 
     def decision_lines_dropped(self, lines: int) -> None:
         """Lines of the decision log that are lost. Safe to call from any thread."""

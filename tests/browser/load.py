@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from proxy.backend_spec import BackendSpec
 from proxy.simulator.jobs import EngineConfig
@@ -77,7 +78,7 @@ class Load:
 
 @asynccontextmanager
 async def proxy_under_load(
-    pools: int = 1, engine: EngineConfig = ENGINE, **settings: object
+    pools: int = 1, engine: EngineConfig = ENGINE, **settings: Any
 ) -> AsyncIterator[tuple[Running, Load]]:
     """A proxy before that many simulated servers, and its clients, who all hang up in the end."""
     async with serving(ServerConfig(engine)) as first, serving(ServerConfig(engine)) as second:

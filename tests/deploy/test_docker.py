@@ -1,7 +1,13 @@
+import json
 import re
 import subprocess
+import sys
+import threading
 import tomllib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import pytest
 from packaging.requirements import Requirement
 
 from tests.deploy.files import DEPLOY, ROOT, accepted
@@ -29,9 +35,41 @@ def test_its_environment_is_accepted_and_its_port_exposed() -> None:
     assert re.findall(r"^EXPOSE (\d+)$", FINAL, re.MULTILINE) == [str(settings.port)]
 
 
-def test_the_health_check_asks_livez() -> None:
-    check = FINAL[FINAL.index("HEALTHCHECK") :]
-    assert "/livez" in check
+@pytest.fixture
+def alive() -> Iterator[int]:
+    """The port of something that answers /livez and nothing else."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/livez" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def health_check(port: int) -> int:
+    """The status of the image's health check, run as it is written."""
+    command: list[str] = json.loads(re.findall(r"CMD (\[.+\])\n", FINAL)[0])
+    assert command[0] == "python"
+    environment = {"PROXY_PORT": str(port)}
+    return subprocess.run([sys.executable, *command[1:]], env=environment, capture_output=True).returncode
+
+
+def test_the_health_check_passes_where_livez_answers(alive: int) -> None:
+    assert health_check(alive) == 0
+
+
+def test_the_health_check_fails_where_nothing_listens() -> None:
+    assert health_check(1) != 0
 
 
 def test_everything_that_is_copied_reaches_the_builder() -> None:

@@ -13,7 +13,8 @@ WORST_EXPOSURE = 1.5
 
 def value(name: str) -> str:
     """What the unit says for `name`."""
-    return re.findall(rf"^{name}=(.*)$", UNIT, re.MULTILINE)[-1]
+    found: list[str] = re.findall(rf"^{name}=(.*)$", UNIT, re.MULTILINE)
+    return found[-1]
 
 
 @pytest.fixture

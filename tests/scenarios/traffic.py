@@ -19,7 +19,10 @@ SLICED_SHARE = 0.5  # of the prefill time is what a prompt in slices gets at lea
 
 
 def machine(pool_tokens: int) -> EngineConfig:
-    """An H200 whose speed grows with the pool: filling that takes 20 s, whatever its size."""
+    """An H200 whose speed grows with the pool: filling that takes 20 s, whatever its size.
+
+    Reading a prompt costs what reading its ids does, since most long requests bring them.
+    """
     factor = pool_tokens / STORY_POOL_TOKENS
     h200 = PACES["h200-8b"]
     pace = Pace(
@@ -30,7 +33,7 @@ def machine(pool_tokens: int) -> EngineConfig:
     )
     return EngineConfig(
         pool_tokens=pool_tokens,
-        tokenize_token_seconds=EngineConfig().tokenize_token_seconds / factor,
+        tokenize_token_seconds=Conditions().slice_token_seconds / factor,
         pace=pace,
     )
 

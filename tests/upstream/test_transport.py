@@ -476,12 +476,11 @@ async def test_a_slow_reader_makes_the_server_wait_and_loses_nothing() -> None:
 
     async def script(peer: Peer) -> None:
         nonlocal taken
-        await peer.request()
-        await peer.say(OK + b"content-length: %d\r\n\r\n" % (len(block) * blocks))
-        for _ in range(blocks):
-            await peer.say(block)
-            taken += len(block)
-        await peer.gone()
+        while await peer.request():
+            await peer.say(OK + b"content-length: %d\r\n\r\n" % (len(block) * blocks))
+            for _ in range(blocks):
+                await peer.say(block)
+                taken += len(block)
 
     async with transport_to(script) as (server, transport):
         response = await transport.handle_async_request(server.request())
