@@ -34,6 +34,7 @@ test-deploy: $(DEV_STAMP) ## Let hadolint, kubectl, helm and the schemas judge d
 docs: $(DEV_STAMP) ## Build the documentation as a site into site/; a dead link is an error
 	$(PIP) install --quiet --group docs
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict --config-file docs/mkdocs/mkdocs.yml
+	$(RUN) -m pytest --quiet tests/operations/test_site.py
 	@echo "site/index.html"
 
 bench: $(DEV_STAMP) ## Full-size loads on a real SGLang, direct against proxied (BENCH=story for one of them)

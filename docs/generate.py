@@ -27,6 +27,26 @@ the dashboard says otherwise; [tuning](tuning.md) goes from symptom to setting.
 ]
 ```
 
+## Without a restart
+
+Put what is to change into a file and name it in `PROXY_SETTINGS_FILE`: one `PROXY_*=value` a line, `#` for
+remarks. Its lines win over the environment. `SIGHUP`, or `POST /admission/reload` with the admin key (without
+one: from the same machine), reads it again, and the keys file with it:
+
+* **Memory**, **lanes**, **queue and refusal** below, all but `PROXY_POOL_TOKENS`: they count from the next
+  decision on, for those that wait as well. What has been sent is left alone.
+* **Keys** (`PROXY_API_KEYS_FILE`): requests under way keep the limits they came with. A reload never takes
+  the keys away altogether: only a restart opens a proxy that has some.
+* **Servers** (`PROXY_BACKENDS`): a new one is looked for at once. One that is not named any more takes
+  nothing new, what is queued for it goes elsewhere, and it is gone when what runs there has ended; named
+  again before that, it stays. A server cannot be described differently under the same name: give the new one
+  another.
+* Anything else that differs is named in the answer and in the log, and waits for a restart.
+
+All is read and checked before anything changes. A wrong file changes nothing: the answer is 409 with the
+same one line that would have stopped a start. What changed is in the answer (`changed`), in the log, and
+counted in `sglang_proxy_reloads_total`.
+
 """
 
 METRICS_INTRO = """# Metrics

@@ -98,6 +98,6 @@ def _run(settings: Settings) -> int:
     except OSError as error:
         print(f"sglang-admission-proxy: {error}", file=sys.stderr)
         return 1
-    except SystemExit as error:  # uvicorn could not bind; it has said so in the log
-        return int(error.code or 1)
+    except SystemExit:  # uvicorn could not bind; it has said so in the log
+        return 1
     return 0

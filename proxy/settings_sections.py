@@ -304,7 +304,7 @@ class ReloadSettings(BaseModel):
 
     settings_file: FilePath | None = _setting(
         None,
-        "File of PROXY_NAME=value lines, read at the start and at every reload. They win over the environment.",
+        "File of PROXY_*=value lines, which win over the environment; read again at every reload.",
         change="Limits, keys or servers are to change without a restart.",
         allowed="an existing file",
     )

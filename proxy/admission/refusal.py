@@ -6,7 +6,7 @@ from proxy.admission.pool import Pool
 from proxy.admission.types import Request
 
 UNKNOWN_RATE_SLACK = 3.0  # before the prefill rate is known, refuse only what is far beyond hope
-PROMISE_MARGIN = 1.1  # a promise is kept: refuse at once rather than after the whole wait
+PROMISE_MARGIN = 1.25  # a promise is kept: better refuse at once than after the whole wait
 JITTER = 0.1  # share by which equal refusals are spread
 NO_BACKEND_RETRY_SECONDS = (1.0, 10.0)
 

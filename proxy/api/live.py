@@ -23,7 +23,7 @@ from proxy.api.gate import Gate
 
 # A client that leaves is off the page within a second: half of it for the server to let go.
 FRAME_SECONDS = 0.4
-SHARED_SECONDS = 0.2  # viewers share a frame no older than this: at most five are made a second
+SHARED_SECONDS = 0.3  # viewers share a frame no older than this: at most four are made a second
 MOST_VIEWERS = 16  # a wall, some desks, some phones
 RETRY_SECONDS = 10
 RECONNECT_MILLISECONDS = 1000

@@ -15,7 +15,7 @@ from proxy.api.gate import Gate
 from proxy.telemetry.recent import BUCKET_SECONDS
 
 MOST_BLOCKS = 200  # the largest; what is left is one block more
-MOST_WAITING = 12  # of each queue, with a prediction each
+MOST_WAITING = 8  # of each queue; predicting a long wait looks at every resident
 # Names of conversations may be their users' names: they are shown as a hash that nobody can repeat.
 _HASH_KEY = secrets.token_bytes(16)
 _LANES = (Lane.GIANT, Lane.LONG, Lane.SHORT)  # the order in which the pool is drawn

@@ -110,7 +110,7 @@ class Own:
         return JsonReply(state.status(self._gate) | {"counting": self._sizer.stats()._asdict()})
 
     async def _reload(self, http: HttpRequest) -> Response:
-        """It changes what the proxy does: without an admin key for this machine only, whatever else is open."""
+        """It changes what the proxy does: without an admin key only this machine may ask for it."""
         self._check_operator(http)
         if self._admin_key is None:
             self._check_loopback(http)

@@ -12,6 +12,9 @@ from proxy.upstream.errors import BodyRefused, UpstreamUnreachable
 from proxy.upstream.link import Link, reason_of
 from proxy.upstream.sglang import RID_HEADER, Route
 
+# A connection that was closed says so within a round trip; what ran for longer was taken on.
+STALE_SECONDS = 1.0
+
 
 class Desk(Protocol):
     """What sending needs of the backend."""
@@ -38,6 +41,11 @@ class Attempt:
         self.delivered = False  # all of it was handed over
         self.reused = True  # on a connection that had been idle
         self.answered = False
+
+    def was_stale(self) -> bool:
+        """After a failure: whether the connection seems to have been closed before this was sent."""
+        ran_seconds = self._clock() - (self.sent_at or 0.0)
+        return self.reused and not self.answered and ran_seconds < STALE_SECONDS
 
     async def trace(self, event: str, info: dict[str, Any]) -> None:
         """httpx's `trace` extension."""
@@ -68,20 +76,23 @@ class Sender:
     async def send(self, may_retry: Callable[[], bool]) -> httpx.Response:
         """The head of the answer. Raises UpstreamUnreachable, BodyRefused.
 
-        A connection that had been idle may have been closed under us: then most likely nothing
-        arrived, and it is sent once more. Should it have arrived, its id would be refused as a
-        duplicate, so the second try takes another, and the first is aborted.
+        A connection that had been idle may have been closed under us: that shows at once, most
+        likely nothing arrived, and it is sent once more. Should it have arrived, its id would be
+        refused as a duplicate, so the second try takes another, and the first is aborted.
         """
         attempt = self.attempt
         try:
             return await self._try(attempt)
         except UpstreamUnreachable as error:
-            if not (error.sent and attempt.reused and not attempt.answered and may_retry()):
+            if not (error.sent and attempt.was_stale() and may_retry()):
                 raise
         assert attempt.sent_at is not None
         self._desk.orphaned(self._call, attempt.rid, attempt.sent_at)
         self.attempt = Attempt(fresh_rid(attempt.rid), self._desk.clock)
-        return await self._try(self.attempt)
+        try:
+            return await self._try(self.attempt)
+        except UpstreamUnreachable as error:  # the first may have arrived
+            raise UpstreamUnreachable(error.reason, sent=True) from error
 
     async def _try(self, attempt: Attempt) -> httpx.Response:
         request = self._request(attempt)

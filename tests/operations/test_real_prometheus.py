@@ -52,7 +52,7 @@ def traffic(metrics: Metrics) -> None:
     metrics.backfill("express")
     metrics.disconnect(Phase.QUEUED)
     metrics.abort()
-    metrics.prefill_slice(missed=True)
+    metrics.prefill_slice_missed()
     metrics.token_ratio(1.01)
     metrics.reserved_minus_actual(100)
     metrics.reserved_minus_actual(-100)

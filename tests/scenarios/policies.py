@@ -141,7 +141,8 @@ class NewestFirst(Rebuilt):
 
     class line_type(Line):  # noqa: N801
         def push(self, job: Job, *, front: bool = False) -> None:
-            super().push(job, front=True)
+            super().push(job)
+            self.queue_of(job)._tenants[job.request.tenant].move_to_end(job.rid, last=False)
 
 
 class NoShortRoom(Controller):

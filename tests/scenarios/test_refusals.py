@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 
 import pytest
 
@@ -29,7 +30,7 @@ from tests.scenarios.policies import (
 from tests.scenarios.traffic import around, machine, scaled, steady
 
 DEADLINE_SECONDS = 5.0
-ASKED_AT = 8.0
+ASKED_AT = 15.0  # two 64Ks have ended by then: the machine's pace is known
 HONEST = 0.3  # share by which a prediction may be off
 
 
@@ -58,14 +59,16 @@ def check_17(make: Make, prompt_tokens: int) -> None:
     hand = crowded(make)
     rids = [hand.arrive(prompt_tokens, 500, wait_limit_seconds=DEADLINE_SECONDS) for _ in range(100)]
     refusals = [hand.refused[rid] for rid in rids if rid in hand.refused]
-    assert len(refusals) == 100
+    assert len(refusals) >= 70, "too little load"
     times = [refusal.retry_after_seconds or 0.0 for refusal in refusals]
     service = hand.pool.costs.prefill_seconds(prompt_tokens)
-    assert max(times) - min(times) >= 0.7 * 99 * service, "they come back faster than they are served"
+    served = 0.7 * (len(times) - 1) * service
+    assert max(times) - min(times) >= served, "they come back faster than they are served"
     assert most_within(times, 0.25) <= 30, "they come back together"
-    assert sum(times[50:]) > sum(times[:50]), "who was refused last comes back first"
+    half = len(times) // 2
+    assert fmean(times[half:]) > fmean(times[:half]), "who was refused last comes back first"
     told = [header(refusal, b"retry-after") for refusal in refusals if retries(refusal)]
-    assert len(told) < 20 or len(set(told)) > 1, "all are told the same second"
+    assert len(set(told)) > len(told) // 20, "all are told the same second"
     assert all(1 <= int(seconds) <= 60 for seconds in told)
 
 
@@ -95,9 +98,9 @@ def check_19(make: Make) -> None:
 
 
 def ask_in_crowd(make: Make, pool_tokens: int, seed: int, *, wait_limit_seconds: float) -> list[Record]:
-    """Nine 64Ks are there; another comes that will wait so long, and obeys Retry-After once."""
+    """Eleven 64Ks are there; another comes that will wait so long, and obeys Retry-After once."""
     prompt_tokens = scaled(64_000, pool_tokens)
-    load = longs(9, 1, prompt_tokens=prompt_tokens)
+    load = longs(11, 1, prompt_tokens=prompt_tokens)
     load += steady("short", 0.5, 60.0, scaled(300, pool_tokens), 150, seed=seed)
     ask = replace(fixed("asking", "asking", prompt_tokens, 500), wait_limit_seconds=wait_limit_seconds)
     load += Workload("asking", (Client("asking", (Turn(ask),), ASKED_AT, retries=1),))

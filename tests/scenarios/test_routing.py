@@ -73,9 +73,8 @@ class Glued(Routed):
 
     class router_type(routing.Router):  # noqa: N801
         def _rank(self, line: Line, job: Job, home: str, now: float) -> tuple[float, bool, int, int]:
-            cost, *rest = super()._rank(line, job, home, now)
-            away = bool(home) and line.pool.name != home
-            return (math.inf if away else cost, *rest)
+            cost, away, tokens, slots = super()._rank(line, job, home, now)
+            return math.inf if away and home else cost, away, tokens, slots
 
         def stealable(self, line: Line, now: float) -> Iterator[Job]:
             return iter(())

@@ -3,19 +3,18 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from proxy.admission.controller import Controller
-from proxy.admission.job import Job
-from proxy.admission.pool import Pool
 from proxy.admission.types import Action, Event
 from proxy.simulator.conditions import Conditions
 from proxy.simulator.jobs import EngineConfig
 from proxy.simulator.mixes import STORY_POOL_TOKENS
 from proxy.simulator.pace import PACES, Pace
+from proxy.simulator.records import Run
 from proxy.simulator.workload import Client, Turn, Workload, fixed
 
 TICK_SECONDS = 0.25
-SLICED_SHARE = 0.5  # of the prefill time is what a prompt in slices gets at least while others wait
 
 
 def machine(pool_tokens: int) -> EngineConfig:
@@ -71,26 +70,23 @@ class Watched:
 
 @dataclass(slots=True)
 class HeadWait:
-    """One long request at the head of its lane, and what it had to wait for when the gate closed."""
+    """One long request at the head of its lane; `before` is what had a place when the gate closed for it."""
 
     arrived_at: float
     head_at: float
-    closed_at: float | None = None
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
+    before: frozenset[str] | None = None
 
-    def latest_start(self, max_bypass_seconds: float) -> float:
-        """A + D after it arrived, or D after it became the head, when it was older than A by then."""
-        drain_seconds = self.prefill_seconds + self.decode_seconds
-        return max(self.arrived_at + max_bypass_seconds, self.head_at) + drain_seconds + TICK_SECONDS
+    def latest_start(self, run: Run, max_bypass_seconds: float) -> float:
+        """A after it arrived, and once D is over: the drain of what ran when the gate closed."""
+        ends = [record.ended_at or inf for record in run.records if record.rid in (self.before or ())]
+        return max(self.arrived_at + max_bypass_seconds, self.head_at, *ends) + TICK_SECONDS
 
 
 class Heads:
     """Follows the heads of the long lanes through a replay."""
 
-    def __init__(self, controller: Controller, engine: EngineConfig) -> None:
+    def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._engine = engine
         self.waits: dict[str, HeadWait] = {}
 
     def look(self, now: float) -> None:
@@ -101,28 +97,8 @@ class Heads:
                 continue
             wait = self.waits.setdefault(head.rid, HeadWait(head.arrived_at, now))
             old = now > wait.arrived_at + line.pool.limits.max_bypass_seconds
-            if wait.closed_at is None and (old or line.gate.closed(now)):
-                wait.closed_at = now
-                self._measure(wait, line.pool)
-
-    def _measure(self, wait: HeadWait, pool: Pool) -> None:
-        """D: the prefill that has begun, at the server's own pace, then the longest remaining output.
-
-        A decode step takes as long as was seen: others' prefill comes in between.
-        """
-        jobs = list(pool.jobs.values())
-        wait.prefill_seconds = sum(self._prefill_seconds(job) for job in jobs if not job.prefill_done)
-        step_seconds = self._engine.pace.decode(pool.facts.pool_tokens, len(jobs))
-        step_seconds = max(step_seconds, pool.costs.seconds_per_decode_token)
-        wait.decode_seconds = step_seconds * max((job.remaining_tokens() for job in jobs), default=0)
-
-    def _prefill_seconds(self, job: Job) -> float:
-        engine, prompt_tokens = self._engine, job.request.prompt_tokens
-        reading = prompt_tokens * engine.tokenize_token_seconds
-        if not job.slice_sent_tokens:
-            return reading + engine.pace.prefill(job.uncached_tokens, prompt_tokens - job.uncached_tokens)
-        rest = engine.pace.prefill(prompt_tokens - job.sliced_tokens, job.sliced_tokens)
-        return reading + rest / SLICED_SHARE
+            if wait.before is None and (old or line.gate.closed(now)):
+                wait.before = frozenset(line.pool.jobs)
 
 
 def steady(

@@ -14,6 +14,7 @@ from proxy.upstream import (
     UpstreamUnreachable,
     Usage,
 )
+from proxy.upstream import sender as sender_module
 from tests.fakes import (
     DONE,
     Answer,
@@ -445,6 +446,46 @@ async def test_a_request_that_runs_is_never_sent_twice(fake: FakeServer, connect
         await backend.send(call(stream=True))
     assert lost.value.sent
     assert len(fake.posts()) == 1
+
+
+async def test_a_request_that_ran_for_a_while_on_an_old_connection_is_not_sent_again(
+    fake: FakeServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender_module, "STALE_SECONDS", 0.05)
+
+    async def answer(request: Received, wire: Wire) -> None:
+        if len(fake.posts()) == 2:
+            await asyncio.sleep(0.1)
+            wire.reset()
+        else:
+            await wire.json(chat_body())
+
+    fake.answer = answer
+    backend = await connect(poll_seconds=30.0)
+    await read_all(await backend.send(call()))
+    with pytest.raises(UpstreamUnreachable) as lost:
+        await backend.send(call())
+    assert lost.value.sent
+    assert len(fake.posts()) == 2
+
+
+async def test_a_second_try_that_finds_nobody_does_not_forget_that_the_first_was_sent(
+    fake: FakeServer, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+    async def answer(request: Received, wire: Wire) -> None:
+        if len(fake.posts()) == 2:
+            await fake.stop()
+        else:
+            await wire.json(chat_body())
+
+    fake.answer = answer
+    backend = await connect(poll_seconds=30.0)
+    await read_all(await backend.send(call()))
+    with pytest.raises(UpstreamUnreachable) as lost:
+        await backend.send(call())
+    assert lost.value.sent
 
 
 async def test_a_compressed_answer_passes_unwatched(fake: FakeServer, connect: Connect) -> None:
