@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check
 USER_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
-CODE := proxy tests
+CODE := proxy tests grafana docs
 # The real-SGLang suite is left out of `make test` (pyproject.toml); here it is the only one, and slow.
 SGLANG_PYTEST := -o addopts="-ra --strict-markers --strict-config --import-mode=importlib" --timeout=900 --durations=10
 BENCH ?= all

@@ -54,10 +54,8 @@ class CostModel:
     def prefill_tokens_within(self, seconds: float, depth_tokens: int) -> int:
         """How many tokens fit into `seconds` at that depth: the inverse of `prefill_seconds`."""
         slope = self._a + self._b * depth_tokens
-        if self._b <= 0:
-            return int(seconds / slope)
-        half = self._b / 2
-        return int((-slope + (slope * slope + 4 * half * seconds) ** 0.5) / (2 * half))
+        # the form of the quadratic's root that no small b can spoil
+        return int(2 * seconds / (slope + (slope * slope + 2 * self._b * seconds) ** 0.5))
 
     def learn_prefill(self, tokens: int, depth_tokens: float, seconds: float) -> None:
         """One observation: `tokens` were prefilled in `seconds`, their middle at `depth_tokens`."""

@@ -90,6 +90,8 @@ class Slicing:
         size = self.most_tokens(facts) * job.slice_boost
         if self.shorts_recent(now):
             timed = self._costs.prefill_tokens_within(self.compute_seconds, depth)
+            if not self._costs.observed_tokens:  # a guess: it may be a slow machine
+                timed = MIN_SLICE_TOKENS
             size = max(MIN_SLICE_TOKENS, min(size, timed * job.slice_boost))
         end = min((depth + size) // align * align, last)
         return end if end > depth else None

@@ -43,6 +43,7 @@ logger = logging.getLogger("proxy.request")
 RID_BYTES = 16  # 32 hex digits: one length, since SGLang aborts by prefix
 LONGEST_SESSION = 128
 SESSION_HEADERS = (b"x-session-id", b"x-smg-routing-key")
+SCREEN_INLINE_BYTES = 262_144  # 2 ms at worst, 0.1 ms for usual text
 SLICED_APIS = (Api.CHAT, Api.COMPLETIONS)  # those whose bodies the server tokenizes on request
 
 
@@ -182,7 +183,8 @@ class _Flow:
             body = await read_body_of(self, receive, settings.max_body_bytes)
             sized = self.sized = await handler.sizer.size(self.api, body)
             self._check_ids(sized)
-            self.overrides = screen(body)
+            large = len(body) > SCREEN_INLINE_BYTES
+            self.overrides = await asyncio.to_thread(screen, body) if large else screen(body)
         except BodyTooLarge as error:
             await self.reply(answers.body_too_large(self.api, error.limit_bytes))
             return

@@ -112,9 +112,8 @@ def test_two_misses_in_ten_turn_slicing_off_for_ten_minutes() -> None:
     assert not slicing.off(drive.now + 601)
 
 
-@pytest.mark.parametrize("facts", [{"radix_cache": False}])
-def test_no_slices_without_a_radix_cache(facts: dict[str, object]) -> None:
-    (action,) = Drive(**facts).long()
+def test_no_slices_without_a_radix_cache() -> None:
+    (action,) = Drive(radix_cache=False).long()
     assert isinstance(action, Dispatch)
 
 

@@ -41,13 +41,13 @@ class Load:
 
     port: int
     clients: list[Client] = field(default_factory=list)
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    numbers: Iterator[int] = field(default_factory=itertools.count)  # one for each prompt
 
     async def ask(
         self, tokens: int, output_tokens: int, *, session: str = "", patience_seconds: float = 300.0
     ) -> Client:
         """A prompt that shares nothing with any other, and an answer of exactly that length."""
-        rng = random.Random(next(self._numbers))
+        rng = random.Random(next(self.numbers))
         body = {
             "model": "simulated",
             "prompt": rng.choices(range(1, IDS), k=tokens),

@@ -1,6 +1,7 @@
 """Takes the pictures of docs/live.md: `python -m tests.browser.pictures`. Needs chromium."""
 
 import asyncio
+import itertools
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ async def busy(load: Load, bypass: Load) -> None:
     """Three conversations, one of them between two turns, a stranger, shorts, and a queue."""
     await load.ask(21_000, 3000, session="agent-7")
     await load.ask(33_000, 3000, session="agent-8")
-    await bypass.ask(24_000, 3000)
+    await bypass.ask(13_000, 3000)
     await load.ask_shorts_for(4)
     await load.ask(60_000, 300, patience_seconds=0.1)
     for _ in range(2):
@@ -39,7 +40,8 @@ async def take(browser: Browser, url: str) -> None:
 
 async def main() -> None:
     async with proxy_under_load() as (proxy, load), chromium() as browser:
-        bypass = Load(int(proxy.app.settings.backend_specs()[0].url.rpartition(":")[2]))
+        server = proxy.app.settings.backend_specs()[0].url
+        bypass = Load(int(server.rpartition(":")[2]), numbers=itertools.count(10_000))
         try:
             await busy(load, bypass)
             shorts = asyncio.create_task(load.ask_shorts_for(5, every_seconds=0.15))

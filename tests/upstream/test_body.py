@@ -1,13 +1,16 @@
 """Splicing keys into a body without parsing it, and finding those that must not pass."""
 
 import json
+import time
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.upstream import BodyRefused, screen, splice
+from proxy.upstream import body as body_module
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(), v, max_size=3))
@@ -119,3 +122,24 @@ def test_a_clients_own_stream_options_are_reported() -> None:
 def test_a_suspect_body_that_is_no_json_is_refused() -> None:
     with pytest.raises(BodyRefused, match="valid JSON"):
         screen(b'{"priority": nonsense}')
+
+
+@pytest.mark.parametrize("padding", range(0, 220, 7))
+@pytest.mark.parametrize("blank", [b"", b" ", b" \n" * 50])
+def test_a_field_is_found_wherever_the_search_is_cut(
+    monkeypatch: pytest.MonkeyPatch, padding: int, blank: bytes
+) -> None:
+    monkeypatch.setattr(body_module, "_PIECE_BYTES", 80)
+    filler = b'"a": "' + b"x" * padding + b'"'
+    for key in (b'"priority"', b'"p\\u0072iority"'):
+        assert screen(b"{" + filler + b", " + key + blank + b": 5, " + filler + b"}") == ("priority",)
+    assert screen(b"{" + filler + b', "b": "priority", ' + filler + b"}") == ()
+
+
+@pytest.mark.parametrize("pattern", [b"%b{}", b"{}%b", b"{%b}", b'{"a":1%b}', b'{"rid"%b:1}'])
+def test_megabytes_of_blanks_cost_no_seconds(pattern: bytes) -> None:
+    body = pattern % (b" " * 20_000_000)
+    started = time.perf_counter()
+    assert screen(body) == ()
+    assert orjson.loads(splice(body, [("rid", b'"x"')]))["rid"] == "x"
+    assert time.perf_counter() - started < 1.0
