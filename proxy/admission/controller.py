@@ -12,6 +12,7 @@ from zlib import crc32
 
 from proxy.admission import refusal
 from proxy.admission.backfill import expected_end
+from proxy.admission.costs import nominal_seconds
 from proxy.admission.job import Job, State
 from proxy.admission.limits import QUEUE_TOKENS_POOLS, Limits, Mode
 from proxy.admission.line import Line
@@ -246,7 +247,8 @@ class Controller:
                 self._sensors[job.pool].decoded(now, job, event.completion_tokens, ended=True)
             self._hold(now, job)
         produced = job.generated_tokens if event.completion_tokens is None else event.completion_tokens
-        return self._release(now, job, spent_tokens=(event.prompt_tokens or job.prompt_tokens) + produced)
+        spent = (event.prompt_tokens or job.prompt_tokens) + produced
+        return self._release(now, job, spent_tokens=spent, produced_tokens=produced)
 
     def _hold(self, now: float, job: Job) -> None:
         """Keep the context for the next turn, if one is to be expected and nobody is wronged."""
@@ -264,11 +266,22 @@ class Controller:
         served = len(line.longs) > 0 and now - talk.resident_since > quantum
         expected = talk.explicit or talk.turns >= 2
         room = pool.held_tokens + tokens <= MAX_HELD_SHARE * pool.budget_tokens
+        room = room and self._may_hold(job, tokens)
         if not expected or served or not room or tokens < MIN_HOLD_TOKENS or talk.running > 1:
             talk.tokens = 0
             return
         until = now + min(most, HOLD_THINKS * talk.think_seconds)
-        pool.hold(Hold(talk, segments, tokens, now, until))
+        pool.hold(Hold(talk, segments, tokens, now, until, job.request.tenant))
+
+    def _may_hold(self, job: Job, tokens: int) -> bool:
+        """What is held for a tenant counts among its resident tokens."""
+        request, most = job.request, job.request.limits.resident_tokens
+        if most is None:
+            return True
+        holds = (hold for line in self.lines.values() for hold in line.pool.holds)
+        held = sum(hold.tokens for hold in holds if hold.tenant == request.tenant)
+        _, claimed = self.tenants.usage(request.tenant)
+        return claimed - job.claimed_tokens + held + tokens <= most
 
     def _unhold(self, job: Job) -> None:
         """Its next turn has taken its place: the hold has become its charge."""
@@ -324,6 +337,7 @@ class Controller:
     def _pool_up(self, now: float, event: PoolUp, actions: list[Action]) -> Iterable[Line]:
         name, facts = event.pool, event.facts
         self.router.unseen.discard(name.partition("/")[0])
+        self.router.retired.difference_update(facts.models)
         line = self.lines.get(name)
         if line is None:
             pool = Pool(name, facts, self.limits)
@@ -370,6 +384,7 @@ class Controller:
         line = self.lines.get(event.pool)
         if line is None:
             return ()
+        self.router.retired.update(line.pool.facts.models)
         self._pool_leaving(now, PoolLeaving(event.pool), actions)
         for job in list(line.pool.jobs.values()):
             self._release(now, job)
@@ -430,17 +445,21 @@ class Controller:
             job.conversation.running -= 1
         self.tenants.give_back(job.request, job.claimed_tokens, unused_tokens)
 
-    def _release(self, now: float, job: Job, *, spent_tokens: int | None = None) -> Iterable[Line]:
+    def _release(
+        self, now: float, job: Job, *, spent_tokens: int | None = None, produced_tokens: int | None = None
+    ) -> Iterable[Line]:
         line = self.lines[job.pool]
         held = line.pool.own_tokens(job)
+        worth = self._worth_seconds(
+            now, job, job.generated_tokens if produced_tokens is None else produced_tokens
+        )
         spent = job.prompt_tokens + job.generated_tokens if spent_tokens is None else spent_tokens
         line.pool.release(job)
         self._leave(job, unused_tokens=job.metered_tokens - spent)
         self._draining.pop(job.rid, None)
         if job.conversation is not None:
             job.conversation.ended_at = now
-        token_seconds = held * (now - job.dispatched_at) - job.charged_token_seconds
-        self.charges.charge(job.request.tenant, token_seconds, job.request.weight)
+        self.charges.charge(job.request.tenant, held * worth - job.charged_token_seconds, job.request.weight)
         self._sensors[job.pool].released(now, held)
         if len(self.charges) > 2 * TENANTS_KEPT:
             self.charges.forget_idle({j.request.tenant for j in self.jobs.values()}, TENANTS_KEPT)
@@ -510,10 +529,21 @@ class Controller:
         return Dispatch(job.rid, job.pool, job.lane, job.dispatched_at - job.arrived_at, job.rule)
 
     def _charge_ahead(self, pool: Pool, job: Job) -> None:
-        seconds = job.predicted_prefill_seconds
-        seconds += pool.costs.decode_seconds(job.remaining_tokens(), long=job.long)
+        job.charged_prefill_seconds = nominal_seconds(job.uncached_tokens, 0)
+        seconds = job.charged_prefill_seconds + nominal_seconds(0, job.remaining_tokens())
         job.charged_token_seconds = pool.own_tokens(job) * seconds
         self.charges.charge(job.request.tenant, job.charged_token_seconds, job.request.weight)
+
+    @staticmethod
+    def _worth_seconds(now: float, job: Job, produced_tokens: int) -> float:
+        """What its residency is charged in the end: by what it did, at a pace that is the same for all.
+
+        At the pace as it is believed, a forecast that changes would pay back at once to who has much
+        running, and who was lifted to those charges meanwhile would wait that long.
+        """
+        if not job.prefill_done:
+            return min(job.charged_prefill_seconds, now - job.dispatched_at)
+        return job.charged_prefill_seconds + nominal_seconds(0, produced_tokens / job.request.sequences)
 
     def _expire(self, now: float, actions: list[Action]) -> None:
         for held in self.lines.values():

@@ -18,6 +18,11 @@ DECODE_HALF_LIFE_SECONDS = 60.0  # of stream time: a mean over seconds, not over
 _DEPTH_SCALE = 1e5  # keeps both regressors near one
 
 
+def nominal_seconds(prefill_tokens: int, output_tokens: float) -> float:
+    """What so much work takes on no machine in particular: a measure for charges, that never drifts."""
+    return prefill_tokens * PRIOR_SECONDS_PER_TOKEN + output_tokens * PRIOR_SECONDS_PER_DECODE_TOKEN
+
+
 @dataclass(slots=True)
 class CostModel:
     """Least squares over (n, n x depth) with forgetting and a prior worth a little data."""

@@ -57,6 +57,7 @@ class Job:
     prefill_done: bool = False
     predicted_prefill_seconds: float = 0.0
     charged_token_seconds: float = 0.0  # to its tenant, ahead of the truth
+    charged_prefill_seconds: float = 0.0  # of that
     #: decode progress: (time, generated) at the last look
     seen_at: float = 0.0
     seen_tokens: int = 0

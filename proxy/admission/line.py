@@ -142,6 +142,8 @@ class Line:
                 return None
             if self._take_turns(job, end, now):
                 return None
+            if job.slice_ends and not job.sliced_tokens:
+                return None  # until one was answered nothing says that the first has begun
             ahead = pool.slicing.overhead_seconds(end)
             return end if pool.timeline.open_for_long(ahead, now) else None
         if job.ids_tokens is None and not job.unsliceable:

@@ -398,7 +398,7 @@ class Pool:
         self.slicing.answered(self.timeline.slice_sent_at(job, end_tokens) or now, now)
         job.slice_ends.remove(end_tokens)
         job.sliced_tokens = max(job.sliced_tokens, end_tokens)
-        self.timeline.slice_ended(job, end_tokens)
+        self.timeline.slice_ended(job, end_tokens, now)
         if not job.prefill_done:
             self._set_uncached(job, job.prompt_tokens - job.sliced_tokens)
         self.version += 1

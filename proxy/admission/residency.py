@@ -51,6 +51,7 @@ class Hold:
     tokens: int
     since: float
     until: float
+    tenant: str = "default"
 
     def falls_at(self, max_bypass_seconds: float) -> float:
         """When it gives way to somebody who waits."""

@@ -8,6 +8,7 @@ others only when it would be refused otherwise, since it makes everybody else th
 """
 
 from collections.abc import Iterator, Mapping
+from heapq import nsmallest
 from itertools import islice
 
 from proxy.admission import refusal
@@ -19,6 +20,7 @@ from proxy.admission.types import Reason, Request
 
 LONG_TIER = "long"
 SPILL_SECONDS = 2.0  # about what a short's few thousand tokens cost the long prompts there
+EXACT_LINES = 8  # predicted one by one; with more, those with the least work before it
 STEAL_SECONDS = 0.5  # a queued job moves only for a clear gain: predictions waver
 STEAL_SCAN = 4  # of each lane, first in line: those behind wait for these
 
@@ -29,6 +31,7 @@ class Router:
     def __init__(self, lines: Mapping[str, Line], conversations: Conversations, limits: Limits) -> None:
         self.limits = limits
         self.unseen: set[str] = set()  # backends that have not said yet what they serve
+        self.retired: set[str] = set()  # models of pools that were taken away: nobody else's name
         self._lines = lines
         self._conversations = conversations
 
@@ -41,6 +44,10 @@ class Router:
             return able[0] if able else None
         known = job.conversation or self._conversations.find(request)
         home = known.pool if known is not None else ""
+        if len(able) > EXACT_LINES:
+            at_home = [line for line in able if line.pool.name == home]
+            least = nsmallest(EXACT_LINES, able, key=lambda line: self._guess(line, job, home))
+            able = at_home + least
         return min(able, key=lambda line: self._rank(line, job, home, now))
 
     def obstacle(self, request: Request) -> Reason:
@@ -100,6 +107,13 @@ class Router:
         cost, _ = self._cost(line, job, home, now)
         return round(cost, 2), pool.name != home, pool.effective_tokens, pool.running_slots
 
+    def _guess(self, line: Line, job: Job, home: str) -> tuple[bool, float, int]:
+        """A cheap rank: is there room, how much prefill is before it and its own, what is taken."""
+        pool = line.pool
+        tokens = pool.uncached_tokens(job) + pool.backlog_tokens + line.waiting_tokens
+        seconds = tokens / max(1.0, pool.costs.tokens_per_second) + self._detour_seconds(line, job, home)
+        return len(line) > 0 or pool.free_tokens < job.prompt_tokens, seconds, pool.effective_tokens
+
     def _cost(self, line: Line, job: Job, home: str, now: float) -> tuple[float, bool]:
         """Seconds until its first token there, detour included; and whether it could start at once."""
         pool, lane = line.pool, job.lane
@@ -132,7 +146,7 @@ class Router:
         base = model.partition(":")[0]  # "model:adapter", as SGLang names LoRA adapters
         named = [line for line in lines if model in line.pool.facts.models]
         named = named or [line for line in lines if base in line.pool.facts.models]
-        if named:
+        if named or model in self.retired:
             return named
         nameless = [line for line in lines if not line.pool.facts.models]
         if nameless:

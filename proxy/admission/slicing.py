@@ -25,6 +25,7 @@ OVERHEAD_SECONDS = 0.008  # of a slice: HTTP, scheduling
 OVERHEAD_SECONDS_PER_TOKEN = 4e-7  # reading the ids of its prefix: 25-75 ms at 60-180K
 COMPUTE_SHARE = 0.8
 REST_SHARE = 1.5  # of a slice, for the decodes that shorts without room wait for
+UNKNOWN_RATE_SHARE = 0.5  # of its time, while a slice might take twice as long as believed
 MISSES_KEPT = 10
 MISSES_ALLOWED = 2
 OFF_SECONDS = 600.0
@@ -89,9 +90,8 @@ class Slicing:
         last = (job.ids_tokens - 1) // align * align
         size = self.most_tokens(facts) * job.slice_boost
         if self.shorts_recent(now):
-            timed = self._costs.prefill_tokens_within(self.compute_seconds, depth)
-            if not self._costs.observed_tokens:  # a guess: it may be a slow machine
-                timed = MIN_SLICE_TOKENS
+            seconds = self.compute_seconds * (1.0 if self._costs.known else UNKNOWN_RATE_SHARE)
+            timed = self._costs.prefill_tokens_within(seconds, depth) if self._costs.observed_tokens else 0
             size = max(MIN_SLICE_TOKENS, min(size, timed * job.slice_boost))
         end = min((depth + size) // align * align, last)
         return end if end > depth else None

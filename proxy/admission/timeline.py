@@ -75,9 +75,18 @@ class PrefillTimeline:
         """The request's own prefill is over."""
         self._spans.pop((job.rid, 0), None)
 
-    def slice_ended(self, job: Job, end_tokens: int) -> None:
-        """A slice was answered."""
+    def slice_ended(self, job: Job, end_tokens: int, now: float | None = None) -> None:
+        """A slice was answered: the one behind it begins now, if it was expected to have begun.
+
+        Two of one prompt in the same batch would both compute what the first adds.
+        """
         self._spans.pop((job.rid, end_tokens), None)
+        following = next(iter(self._spans.values()), None)
+        if now is not None and following is not None and following.sliced and now > following.starts_at:
+            late = now - following.starts_at
+            for span in self._spans.values():
+                span.starts_at += late
+                span.ends_at += late
 
     def _add(self, rid: str, end: int, span: _Span, arrives_at: float, now: float) -> None:
         span.starts_at = max(arrives_at, self.free_at(now))
