@@ -22,6 +22,7 @@ from proxy.api.own import Own, Reloaded
 from proxy.api.paths import INFERENCE, family_of, is_read, methods_of
 from proxy.api.reads import Reads
 from proxy.api.replies import http_error
+from proxy.api.room import LARGEST_BODIES, Room
 from proxy.api.tokenizer_check import TokenizerCheck
 from proxy.backend_spec import BackendSpec
 from proxy.fleet import Fleet
@@ -98,13 +99,14 @@ class App:
         self._reloader = Reloader(
             settings, load, self._adopt, door=self.door, fleet=self.fleet, metrics=self.metrics
         )
-        own = self._own = Own(settings, self.gate, self.sizer, self.metrics, self.reload)
+        self.room = room = Room(LARGEST_BODIES * settings.max_body_bytes)
+        own = self._own = Own(settings, self.gate, self.sizer, self.metrics, room, self.reload)
         apart = settings.admin_address is not None
         self.tracer = make_tracer()
         self._inference = Handler(
-            settings, self.sizer, self.gate, self.backend_of, self.metrics, self.door, self.tracer
+            settings, self.sizer, self.gate, self.backend_of, self.metrics, self.door, room, self.tracer
         )
-        self._reads = Reads(settings, self.gate, self.backend_of, self.door)
+        self._reads = Reads(settings, self.gate, self.backend_of, self.door, room)
         self._live = own.live
         self._rest = _router([*own.probes(), *([] if apart else own.admin())])
         self.admin = _router([*own.probes(), *own.admin()]) if apart else None

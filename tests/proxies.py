@@ -61,6 +61,7 @@ class Running:
         found: dict[str, float] = {
             "tickets": self.app.gate.open_tickets,
             "jobs": len(controller.jobs),
+            "bodies": self.app.room.held_bytes,
         }
         for name, line in controller.lines.items():
             pool = line.pool
@@ -109,6 +110,17 @@ async def proxy_before(
             yield running
         finally:
             app.end_viewers()
-            for listener in listeners:
-                listener.should_exit = True
-            await asyncio.gather(*tasks)
+            for listener, task in zip(listeners, tasks, strict=True):
+                await _stop(listener, task)
+
+
+async def _stop(listener: Server, task: asyncio.Task[None]) -> None:
+    """What uvicorn does when it is told to exit, without its pauses of a tenth of a second."""
+    state = listener.server_state
+    for server in listener.servers:
+        server.close()
+    for connection in tuple(state.connections):
+        connection.shutdown()
+    await eventually(lambda: not (state.connections or state.tasks))
+    task.cancel()
+    await asyncio.wait({task})

@@ -9,6 +9,7 @@ from proxy.admission.types import Lane, Reason, Refuse
 from proxy.tokens.shape import Api
 
 MAX_RETRY_AFTER_SECONDS = 60  # older OpenAI SDKs ignore larger values and retry at once
+NO_ROOM_RETRY_SECONDS = 5.0
 NO_BACKEND_RETRY_SECONDS = 5.0  # about as long as it takes to find one that came back
 
 
@@ -154,6 +155,12 @@ def body_too_slow(api: Api) -> Answer:
     """408. What is left of the body could come at any time: the connection is of no more use."""
     reply = bad_request(api, "the request body did not arrive in time", status=408)
     return replace(reply, headers=((b"connection", b"close"),))
+
+
+def no_room(api: Api) -> Answer:
+    """429 while the bodies of all requests take all the memory they may."""
+    reason = Reason.QUEUE_FULL
+    return refused(api, Refuse("", reason, Lane.SHORT, 0.0, NO_ROOM_RETRY_SECONDS, 0, 0, 0), 0.0)
 
 
 def no_backend(api: Api) -> Answer:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from proxy.api.answers import Answer
+from proxy.api.room import Share
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -26,8 +27,9 @@ class ClientGone(Exception):
     """The client closed its connection."""
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
-    """The whole body. Raises BodyTooLarge (also by its announced length), ClientGone, TimeoutError."""
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int, share: Share) -> bytes:
+    """The whole body, which `share` counts. Raises BodyTooLarge (also by its announced length),
+    NoRoom, ClientGone, TimeoutError."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit_bytes:
             raise BodyTooLarge(limit_bytes)
@@ -42,6 +44,7 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
         size += len(piece)
         if size > limit_bytes:
             raise BodyTooLarge(limit_bytes)
+        share.take(len(piece))
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
@@ -82,8 +85,10 @@ class Watch:
         assert self._watcher is not None
         assert self._handler is not None
         self._watcher.cancel()
+        handler = self._handler
+        self._watcher = self._handler = None  # tasks know us: nothing waits for a collection
         # a cancellation from elsewhere, which came as well, stays one
-        if self.gone and self._handler.uncancel() <= 0:
+        if self.gone and handler.uncancel() <= 0:
             raise ClientGone from None
 
     async def _wait(self) -> None:

@@ -47,6 +47,7 @@ def decision_line(gate: Gate, now: float, ticket: Ticket, action: Dispatch | Ref
         line |= {
             "event": "refuse",
             "reason": action.reason.value,
+            "limit": action.tenant_limit.name if action.tenant_limit is not None else None,
             "waited_s": now - ticket.arrived_at,
             "predicted_wait_s": action.predicted_wait_seconds,
             "retry_after_s": action.retry_after_seconds,

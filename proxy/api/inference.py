@@ -19,6 +19,7 @@ from proxy.api.asgi import BodyTooLarge, ClientGone, Receive, Scope, Send, Watch
 from proxy.api.gate import Gate, Ticket
 from proxy.api.headers import first, forwarded, request_id, wait_limit_seconds, with_ours
 from proxy.api.keys import Door, Tenant
+from proxy.api.room import NoRoom, Room
 from proxy.api.slices import SlicedPrefill
 from proxy.settings import Settings
 from proxy.telemetry.logs import request_line
@@ -58,6 +59,7 @@ class Handler:
         backend_of: Callable[[str], Backend],
         metrics: Metrics,
         door: Door,
+        room: Room,
         tracer: Tracer = NO_TRACER,
     ) -> None:
         self.settings = settings
@@ -66,6 +68,7 @@ class Handler:
         self.backend_of = backend_of  # by pool
         self.metrics = metrics
         self.door = door
+        self.room = room
         self.tracer = tracer
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -123,6 +126,7 @@ class _Flow:
     __slots__ = (
         "api",
         "arrived_at",
+        "body",
         "exchange",
         "handler",
         "headers",
@@ -136,6 +140,7 @@ class _Flow:
         "request_id",
         "rid",
         "send",
+        "share",
         "sized",
         "span",
         "started",
@@ -159,6 +164,8 @@ class _Flow:
         self.tenant: Tenant | None = None
         self.wait_limit_seconds = 0.0
         self.overrides: tuple[str, ...] = ()
+        self.body = b""
+        self.share = handler.room.share()
         self.sized: Sized | None = None
         self.ticket: Ticket | None = None
         self.exchange: Exchange | None = None
@@ -180,11 +187,10 @@ class _Flow:
             await self.reply(answers.unauthorized(self.api))
             return
         try:
-            body = await read_body_of(self, receive, settings.max_body_bytes)
-            sized = self.sized = await handler.sizer.size(self.api, body)
-            self._check_ids(sized)
-            large = len(body) > SCREEN_INLINE_BYTES
-            self.overrides = await asyncio.to_thread(screen, body) if large else screen(body)
+            sized = self.sized = await self._read(receive)
+        except NoRoom:
+            await self._refuse(answers.no_room(self.api), Reason.QUEUE_FULL)
+            return
         except BodyTooLarge as error:
             await self.reply(answers.body_too_large(self.api, error.limit_bytes))
             return
@@ -199,16 +205,32 @@ class _Flow:
         )
         async with Watch(receive):
             await asyncio.sleep(0)  # who left while the body was counted is noticed before it is sent
-            await self._admitted(body, sized)
+            await self._admitted(sized)
 
-    async def _admitted(self, body: bytes, sized: Sized) -> None:
+    async def _read(self, receive: Receive) -> Sized:
+        """The body, counted and found fit to be forwarded."""
+        handler = self.handler
+        scope = {"headers": self.headers}
+        body = self.body = await read_body(scope, receive, handler.settings.max_body_bytes, self.share)
+        sized = await handler.sizer.size(self.api, body)
+        self._check_ids(sized)
+        large = len(body) > SCREEN_INLINE_BYTES
+        self.overrides = await asyncio.to_thread(screen, body) if large else screen(body)
+        return sized
+
+    def _forget_body(self) -> None:
+        """An answer may take minutes, and a body many megabytes."""
+        self.body = b""
+        self.share.drop()
+
+    async def _admitted(self, sized: Sized) -> None:
         """Wait for the place, use it; after back-pressure wait again."""
         self.phase = Phase.QUEUED
         request, sliced = self._request(sized), None
         if request.sliceable:
             sliced = SlicedPrefill(
                 self.rid,
-                body,
+                self.body,
                 self.handler.gate,
                 self.handler.backend_of,
                 partial(self.handler.sizer.ids, self.api),
@@ -219,21 +241,23 @@ class _Flow:
             decision = await ticket.decided()
             self.lane = decision.lane
             if isinstance(decision, Refuse):
-                await self._refuse(decision)
+                reply = answers.refused(self.api, decision, self.wait_limit_seconds)
+                await self._refuse(reply, decision.reason)
                 return
             self.phase = Phase.PREFILLING
-            exchange = await self._send(decision, body, sized)
+            exchange = await self._send(decision, sized)
             if exchange is not None:
                 break
             if self.status:
                 return
             self.phase = Phase.QUEUED
         self.exchange = exchange
+        self._forget_body()
         if ticket.sliced is not None:
             ticket.sliced.close()
         await self._stream(exchange, decision, ticket)
 
-    async def _send(self, decision: Dispatch, body: bytes, sized: Sized) -> Exchange | None:
+    async def _send(self, decision: Dispatch, sized: Sized) -> Exchange | None:
         """The answer's head; None when the request waits again, or was answered already."""
         handler, ticket = self.handler, self.ticket
         assert ticket is not None
@@ -247,7 +271,7 @@ class _Flow:
             headers=self.span.passed_on(
                 forwarded(self.headers, authorization=handler.settings.forward_authorization)
             ),
-            body=body,
+            body=self.body,
             api=self.api,
             stream=shape.stream,
             ask_usage=shape.stream and not shape.wants_usage and self._calibrates(sized),
@@ -390,11 +414,10 @@ class _Flow:
             (b"x-request-id", self.request_id.encode()),
         ]
 
-    async def _refuse(self, refuse: Refuse) -> None:
-        self.outcome = Outcome.REFUSED
-        self.reason = refuse.reason.value
-        self.handler.metrics.refused(Reason(refuse.reason))
-        await self.reply(answers.refused(self.api, refuse, self.wait_limit_seconds))
+    async def _refuse(self, reply: Answer, reason: Reason) -> None:
+        self.outcome, self.reason = Outcome.REFUSED, reason.value
+        self.handler.metrics.refused(reason)
+        await self.reply(reply)
 
     async def reply(self, reply: Answer) -> None:
         self.status = reply.status
@@ -411,6 +434,7 @@ class _Flow:
     def release(self) -> None:
         """Give the place back: at once where the engine is done, else when the abort is through."""
         ticket, exchange, gate = self.ticket, self.exchange, self.handler.gate
+        self._forget_body()
         if ticket is None or ticket.closed:
             return
         if self.pool is None:
@@ -486,8 +510,3 @@ class _Flow:
             dispatched_at=ticket.dispatched_at if ticket is not None else None,
             first_token_at=ticket.first_token_at if ticket is not None else None,
         )
-
-
-async def read_body_of(flow: _Flow, receive: Receive, limit_bytes: int) -> bytes:
-    """The body of `flow`'s request; see `read_body`."""
-    return await read_body({"headers": flow.headers}, receive, limit_bytes)

@@ -14,12 +14,13 @@ from starlette.routing import Route
 from proxy.admission.types import Request
 from proxy.admission.view import explain
 from proxy.api import state
-from proxy.api.answers import bad_request, body_too_large, body_too_slow
+from proxy.api.answers import bad_request, body_too_large, body_too_slow, no_room
 from proxy.api.asgi import BodyTooLarge, ClientGone, read_body
 from proxy.api.gate import Gate
 from proxy.api.headers import wait_limit_seconds
 from proxy.api.live import Live
 from proxy.api.replies import JsonReply, response_of
+from proxy.api.room import NoRoom, Room
 from proxy.settings import Settings
 from proxy.telemetry.metrics import CONTENT_TYPE, Metrics
 from proxy.tokens.shape import Api, BadRequest
@@ -52,6 +53,7 @@ class Own:
         gate: Gate,
         sizer: Sizer,
         metrics: Metrics,
+        room: Room,
         reload: Callable[[], Awaitable[Reloaded]],
     ) -> None:
         self.settings = settings
@@ -59,6 +61,7 @@ class Own:
         self._gate = gate
         self._sizer = sizer
         self._metrics = metrics
+        self._room = room
         self.live = Live(gate)
         key = settings.admin_key
         self._admin_key = None if key is None else key.get_secret_value().encode()
@@ -124,6 +127,8 @@ class Own:
             return response_of(bad_request(Api.CHAT, error.message, error.param))
         except BodyTooLarge as error:
             return response_of(body_too_large(Api.CHAT, error.limit_bytes))
+        except NoRoom:
+            return response_of(no_room(Api.CHAT))
         except TimeoutError:
             return response_of(body_too_slow(Api.CHAT))
         except ClientGone:
@@ -157,8 +162,12 @@ class Own:
 
     async def _sized(self, http: HttpRequest) -> Request:
         """A real request body, counted as if it had been sent."""
-        body = await read_body(http.scope, http.receive, self.settings.max_body_bytes)
-        sized = await self._sizer.size(_api_of(body), body)
+        share = self._room.share()
+        try:
+            body = await read_body(http.scope, http.receive, self.settings.max_body_bytes, share)
+            sized = await self._sizer.size(_api_of(body), body)
+        finally:
+            share.drop()
         return Request(
             rid="explain",
             prompt_tokens=max(1, sized.prompt_tokens),

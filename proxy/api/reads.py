@@ -10,6 +10,7 @@ from proxy.api.answers import (
     body_too_large,
     body_too_slow,
     no_backend,
+    no_room,
     unauthorized,
     upstream_error,
 )
@@ -18,6 +19,7 @@ from proxy.api.gate import Gate
 from proxy.api.headers import forwarded, request_id, with_ours
 from proxy.api.keys import Door
 from proxy.api.paths import family_of
+from proxy.api.room import NoRoom, Room
 from proxy.settings import Settings
 from proxy.tokens.shape import Api
 from proxy.upstream.backend import Backend
@@ -34,12 +36,13 @@ class Reads:
     """Forwards a read to the first backend that answers."""
 
     def __init__(
-        self, settings: Settings, gate: Gate, backend_of: Callable[[str], Backend], door: Door
+        self, settings: Settings, gate: Gate, backend_of: Callable[[str], Backend], door: Door, room: Room
     ) -> None:
         self._settings = settings
         self._gate = gate
         self._backend_of = backend_of
         self._door = door
+        self._room = room
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one read."""
@@ -49,18 +52,23 @@ class Reads:
             await answer(send, unauthorized(api), name)
             return
         limit = min(READ_BODY_BYTES, self._settings.max_body_bytes)
+        share = self._room.share()
         try:
-            body = await read_body(scope, receive, limit)
+            body = await read_body(scope, receive, limit, share)
             async with Watch(receive):
                 reply = await self._forward(api, scope, body, name, send)
         except BodyTooLarge as error:
             reply = body_too_large(api, error.limit_bytes)
+        except NoRoom:
+            reply = no_room(api)
         except TimeoutError:
             reply = body_too_slow(api)
         except BodyRefused as error:
             reply = bad_request(api, error.message)
         except ClientGone:
             return
+        finally:
+            share.drop()
         if reply is not None:
             await answer(send, reply, name)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from proxy.admission.types import Segment
 from proxy.tokens.calibration import Estimate
-from proxy.tokens.chain import Mark
+from proxy.tokens.chain import SEGMENT_TOKENS, Mark
 from proxy.tokens.shape import Shape
 
 
@@ -57,10 +57,15 @@ class SizerStats(NamedTuple):
     bytes_per_token: float
 
 
+# Segments are about as large as one another: one int object for each size instead of one for each segment.
+_SIZES = tuple(range(2 * SEGMENT_TOKENS))
+
+
 def scaled_segments(marks: tuple[Mark, ...], scale: float) -> tuple[Segment, ...]:
     """Segments in calibrated tokens; rounding down keeps their sum within the prompt's."""
     found, start = [], 0
     for mark in marks:
-        found.append(Segment(mark.key, int((mark.tokens - start) * scale)))
+        tokens = int((mark.tokens - start) * scale)
+        found.append(Segment(mark.key, _SIZES[tokens] if tokens < len(_SIZES) else tokens))
         start = mark.tokens
     return tuple(found)

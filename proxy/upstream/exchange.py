@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -118,7 +119,11 @@ class Exchange:
             raise
 
     async def _open(self) -> None:
-        response = await self._sender.send(lambda: self.route is not None and not self._taken)
+        try:
+            response = await self._sender.send(lambda: self.route is not None and not self._taken)
+        finally:
+            # an answer may take minutes, and a body many megabytes
+            self.call = self._sender.call = replace(self.call, body=b"", input_ids=None)
         answer = self._answer = AnswerBytes(response, self._owner.stall_seconds)
         self.first_byte_at = self._owner.clock()
         self.status = response.status_code
@@ -255,6 +260,7 @@ class Exchange:
     def _settle(self) -> None:
         if not self.over.is_set():
             self.over.set()
+            self._watch = self._on_first_token = None  # they know us: nothing waits for a collection
             self._owner.settled(self)
 
     # --- for the backend, which aborts it

@@ -64,10 +64,10 @@ class Attempt:
 class Sender:
     """Sends one call. `attempt` is the current try; `swallow_usage` whether its edit asked for usage."""
 
-    __slots__ = ("_call", "_desk", "_route", "attempt", "swallow_usage")
+    __slots__ = ("_desk", "_route", "attempt", "call", "swallow_usage")
 
     def __init__(self, call: Call, route: Route | None, desk: Desk) -> None:
-        self._call = call
+        self.call = call
         self._route = route
         self._desk = desk
         self.attempt = Attempt(call.rid, desk.clock)
@@ -87,7 +87,7 @@ class Sender:
             if not (error.sent and attempt.was_stale() and may_retry()):
                 raise
         assert attempt.sent_at is not None
-        self._desk.orphaned(self._call, attempt.rid, attempt.sent_at)
+        self._desk.orphaned(self.call, attempt.rid, attempt.sent_at)
         self.attempt = Attempt(fresh_rid(attempt.rid), self._desk.clock)
         try:
             return await self._try(self.attempt)
@@ -104,7 +104,7 @@ class Sender:
             raise UpstreamUnreachable(reason_of(error), sent=attempt.sent_at is not None) from error
 
     def _request(self, attempt: Attempt) -> httpx.Request:
-        call, body, headers = self._call, self._call.body, self._call.headers
+        call, body, headers = self.call, self.call.body, self.call.headers
         if self._route is not None and body and call.rid:
             fields, self.swallow_usage = self._desk.edit(call, self._route, attempt.rid)
             body = splice(body, fields)

@@ -10,6 +10,7 @@ from proxy.admission.controller import Controller
 from proxy.admission.limits import Limits, Mode
 from proxy.admission.tenants import Tenants
 from proxy.admission.types import (
+    UNLIMITED,
     Arrival,
     Dispatch,
     Finished,
@@ -21,6 +22,7 @@ from proxy.admission.types import (
     Reason,
     Refuse,
     Request,
+    Segment,
     TenantLimit,
     TenantLimits,
 )
@@ -165,6 +167,23 @@ def test_a_pool_that_goes_away_gives_back_what_its_requests_claimed() -> None:
     world.controller.step(world.now, PoolGone("p"))
     assert len(world.controller.tenants) == 0
     assert world.controller.jobs == {}
+
+
+def turn(world: World, session: str, limits: TenantLimits) -> int:
+    """One turn of a conversation of 6,000 tokens; gives back what is held after it."""
+    segments = tuple(Segment(f"{session} {number}".encode(), 600) for number in range(10))
+    rid = f"{session} {world.now}"
+    assert isinstance(world.arrive(rid, 6000, segments=segments, session=session, limits=limits), Dispatch)
+    world.end(rid, 10)
+    world.now += 1.0
+    return world.controller.lines["p"].pool.held_tokens
+
+
+def test_what_is_held_between_turns_counts_among_a_tenants_resident_tokens() -> None:
+    world, limits = World(), TenantLimits(resident_tokens=10_000)
+    assert turn(world, "x", limits) == 6000
+    assert turn(world, "y", limits) == 6000  # both would be more than it may have
+    assert turn(world, "z", UNLIMITED) == 12_000
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9000), st.floats(0, 30)), max_size=60))

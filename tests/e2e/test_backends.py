@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from proxy.upstream import abort as abort_module
 from tests.e2e.holding import COMPLETIONS, Held, ids
 from tests.fakes import FakeServer, Received, Wire, chat_body, chat_event, chat_stream
 from tests.proxies import Running, proxy_before
@@ -87,7 +88,10 @@ async def test_one_that_comes_back_smaller_is_believed(fake: FakeServer) -> None
         await proxy.settled()
 
 
-async def test_requests_of_a_rank_that_is_gone_after_a_restart_are_still_let_go(fake: FakeServer) -> None:
+async def test_requests_of_a_rank_that_is_gone_after_a_restart_are_still_let_go(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(abort_module, "CONFIRM_SECONDS", 0.5)
     fake.dp_size = 2
     fake.answer = Held(fake)
     async with proxy_before(fake) as proxy:
@@ -229,8 +233,8 @@ async def test_wherever_a_stream_breaks_its_client_hears_of_it(
 ) -> None:
     async def answer(_: Received, wire: Wire) -> None:
         await wire.begin()
-        for _ in range(tokens):
-            await wire.chunk(chat_event(" w"))
+        for token in [chat_event(" w")] * tokens:
+            await wire.chunk(token)
         await asyncio.sleep(0.02)
         if how == "half_chunk":
             await wire.raw(b"ff\r\ndata: ")

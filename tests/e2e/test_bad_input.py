@@ -6,26 +6,50 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from proxy.api import asgi
 from tests.e2e.holding import COMPLETIONS
 from tests.fakes import FakeServer
 from tests.proxies import Running, proxy_before
 from tests.raw_http import CHAT, Connection, Reply, chat, request
+from tests.waiting import eventually
 
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
 GENERATE = "/generate"
 
 
-@pytest.fixture
-async def proxy(fake: FakeServer) -> AsyncIterator[Running]:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def both() -> AsyncIterator[tuple[FakeServer, Running]]:
+    """One server and one proxy for all tests here: each leaves them as it found them."""
+    server = await FakeServer().start()
+    async with proxy_before(server) as running:
+        yield server, running
+    await eventually(lambda: not server.open)
+    await server.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def fake(both: tuple[FakeServer, Running]) -> FakeServer:
+    server, _ = both
+    server.requests.clear()
+    server.answer = None
+    return server
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def proxy(fake: FakeServer, both: tuple[FakeServer, Running]) -> AsyncIterator[Running]:
     """After each test the proxy still serves, and owes nothing."""
-    async with proxy_before(fake) as running:
-        yield running
-        await running.settled()
-        assert (await running.ask(chat())).status == 200
-        await running.settled()
+    _, running = both
+    yield running
+    fake.answer = None
+    await running.settled()
+    assert (await running.ask(chat())).status == 200
+    await running.settled()
 
 
 def check_bad(reply: Reply, status: int = 400) -> dict[str, Any]:

@@ -36,7 +36,13 @@ class World:
         lines = [f"PROXY_{name.upper()}={value}" for name, value in settings.items()]
         self.path.write_text("\n".join(lines))
 
-    async def reload(self, status: int = 200, **settings: str) -> dict[str, Any]:
+    async def reload(self, **settings: str) -> dict[str, Any]:
+        return await self._reload(200, settings)
+
+    async def refused(self, **settings: str) -> dict[str, Any]:
+        return await self._reload(409, settings)
+
+    async def _reload(self, status: int, settings: dict[str, str]) -> dict[str, Any]:
         self.write(**settings)
         reply = await self.proxy.ask(b"", RELOAD)
         assert reply.status == status
@@ -111,7 +117,7 @@ async def test_a_wrong_file_changes_nothing_and_says_why(
         before = w.proxy.app.settings
         changes = {"express_share": "0.2", "backends": fake.url, **settings}
         changes["backends"] = changes["backends"].replace("URL", fake.url)
-        report = await w.reload(409, **changes)
+        report = await w.refused(**changes)
         assert why in report["error"]
         assert report["changed"] == []
         assert w.proxy.app.settings == before
@@ -148,9 +154,9 @@ async def test_keys_come_and_go_with_the_file_and_the_door_never_opens_by_itself
         )
         assert (await w.reload(**settings))["changed"] == ["keys of known tenants have changed"]
         keys.write_text("[tenants.a]\nkeys = ['four'")
-        assert "not valid TOML" in (await w.reload(409, **settings))["error"]
+        assert "not valid TOML" in (await w.refused(**settings))["error"]
         assert (await asked(w, "four")).status == 200
-        assert "only a restart opens" in (await w.reload(409, backends=fake.url))["error"]
+        assert "only a restart opens" in (await w.refused(backends=fake.url))["error"]
         assert (await w.proxy.ask(chat())).status == 401
 
 

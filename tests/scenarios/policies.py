@@ -16,6 +16,7 @@ from proxy.admission.job import Job, State
 from proxy.admission.limits import Limits
 from proxy.admission.line import Line
 from proxy.admission.pool import Pool
+from proxy.admission.queue import Charges
 from proxy.admission.reservation import Reservation
 from proxy.admission.residency import Hold
 from proxy.admission.sensor import Sensor
@@ -440,3 +441,67 @@ class DrainWaits(Controller):
 
 class DrainedInChorus(RetryAfterConstant):
     """Those sent away by a shutdown all come back at the same moment."""
+
+
+# --- slices -------------------------------------------------------------------------------------
+
+
+class NoSlices(Controller):
+    """Long prompts go whole."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(replace(limits, slice_seconds=0.0))
+
+
+class SlowSlices(Rebuilt):
+    """Decodes get a second after every slice, whether anybody waits for them or not."""
+
+    class line_type(Line):  # noqa: N801
+        def next_slice(self, now: float) -> int | None:
+            slicing = self.pool.slicing
+            return None if now < slicing.rested_at + 0.5 else super().next_slice(now)
+
+
+class ShortsFirst(Rebuilt):
+    """No slice goes while a short waits."""
+
+    class line_type(Line):  # noqa: N801
+        def next_slice(self, now: float) -> int | None:
+            return None if len(self.shorts) else super().next_slice(now)
+
+
+# --- between tenants ----------------------------------------------------------------------------
+
+
+class OneTenant(Controller):
+    """First come, first served, whoever it is."""
+
+    def _arrive(self, now: float, event: Arrival, actions: list[Action]) -> Iterable[Line]:
+        return super()._arrive(now, Arrival(replace(event.request, tenant="all")), actions)
+
+
+class CountsRequests(Controller):
+    """Fair by the number of requests, large or small."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.charges = _Counted()
+
+
+class _Counted(Charges):
+    def charge(self, tenant: str, token_seconds: float, weight: float) -> None:
+        if token_seconds > 0:
+            super().charge(tenant, 1.0, weight)
+
+
+class IdleIsCredit(Controller):
+    """What one did not use yesterday one may use today."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.charges = _Unlifted()
+
+
+class _Unlifted(Charges):
+    def lift(self, tenant: str, at_least: float) -> None:
+        return

@@ -20,8 +20,10 @@ from proxy.admission.types import (
     PoolLeaving,
     PoolUp,
     Reason,
+    Request,
     Segment,
 )
+from proxy.admission.view import explain
 from tests.scenarios.fleet import Fleet, Seen
 from tests.scenarios.policies import Make, named
 
@@ -320,6 +322,19 @@ def test_a_name_leads_to_who_serves_it(
     assert pool_or_reason(Fleet(Controller, facts, Limits(strict_models=strict)), model) == goes_to
 
 
+def test_an_explanation_says_the_same_and_admits_nothing() -> None:
+    pools = {"a": PoolFacts(SMALL, models=("m",)), "b": PoolFacts(SMALL, models=("n",))}
+    fleet = Fleet(Controller, pools)
+    for model, pool, reason in (("n", "b", None), ("x", None, Reason.MODEL_NOT_FOUND)):
+        explanation = explain(fleet.controller, Request("e", 1000, 10, model=model), fleet.now)
+        assert (explanation.pool, explanation.reason) == (pool, reason)
+    too_long = explain(fleet.controller, Request("e", 200_000, 10, model="n"), fleet.now)
+    assert (too_long.reason, too_long.limit_tokens) == (Reason.CONTEXT_LENGTH_EXCEEDED, SMALL - 6)
+    fleet.step(PoolDown("b"))
+    assert explain(fleet.controller, Request("e", 10, 10, model="n"), 0.0).reason is Reason.NO_BACKEND
+    assert fleet.controller.jobs == {}
+
+
 def test_a_model_whose_server_is_down_is_not_unknown() -> None:
     pools = {"a": PoolFacts(SMALL, models=("m",)), "b": PoolFacts(SMALL, models=("n",))}
     fleet = Fleet(Controller, pools)
@@ -340,7 +355,8 @@ def test_until_all_have_said_what_they_serve_no_name_is_taken_for_another() -> N
     fleet.step(PoolLeaving("b"))
     assert pool_or_reason(fleet, "n") == "no_backend"
     fleet.step(PoolGone("b"))
-    assert pool_or_reason(fleet, "n") == "a"  # one model is left: SGLang serves any name as that
+    assert pool_or_reason(fleet, "n") == "model_not_found"  # it was another's name
+    assert pool_or_reason(fleet, "x") == "a"  # one model is left: SGLang serves any name as that
 
 
 # --- changes while it runs ------------------------------------------------------------------------
@@ -427,3 +443,14 @@ def test_the_scenarios_of_routing_fail_for_wrong_policies(
 ) -> None:
     with pytest.raises(AssertionError, match=because):
         check(wrong)
+
+
+def test_among_many_pools_an_idle_one_is_found_and_the_work_is_even() -> None:
+    fleet = Fleet(Controller, {f"p{number:02}": PoolFacts(SMALL) for number in range(40)})
+    sent = [fleet.arrive(100_000, 100) for _ in range(40)]
+    assert len({s.pool for s in sent}) == 40
+    queued = [fleet.arrive(100_000, 100) for _ in range(40)]
+    assert max(len(line) for line in fleet.controller.lines.values()) == 1
+    fleet.run(60.0)
+    fleet.check_empty()
+    assert len({s.pool for s in queued}) == 40
