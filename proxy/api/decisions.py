@@ -4,20 +4,23 @@ Enough to replay another policy over it (`sglang-admission-proxy plan --trace FI
 any prompt. Times: `ts` is the wall clock, `at` the monotonic clock all other lines share.
 """
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from proxy.admission.controller import Controller
 from proxy.admission.line import Line
-from proxy.admission.types import Dispatch, Refuse
-
-if TYPE_CHECKING:
-    from proxy.api.gate import Gate, Ticket
+from proxy.admission.types import Dispatch, LoadSample, Refuse
+from proxy.api.ticket import Ticket
 
 
-def decision_line(gate: Gate, now: float, ticket: Ticket, action: Dispatch | Refuse) -> dict[str, object]:
-    """One `dispatch` or `refuse`."""
+def decision_line(
+    controller: Controller,
+    samples: Mapping[str, LoadSample],
+    now: float,
+    ticket: Ticket,
+    action: Dispatch | Refuse,
+) -> dict[str, object]:
+    """One `dispatch` or `refuse`. `samples`: the newest load of each pool."""
     request = ticket.request
     line: dict[str, object] = {
         "ts": time.time(),
@@ -33,7 +36,7 @@ def decision_line(gate: Gate, now: float, ticket: Ticket, action: Dispatch | Ref
         "lane": action.lane.value,
     }
     if isinstance(action, Dispatch):
-        job = gate.controller.jobs.get(request.rid)
+        job = controller.jobs.get(request.rid)
         line |= {
             "event": "dispatch",
             "pool": action.pool,
@@ -54,7 +57,9 @@ def decision_line(gate: Gate, now: float, ticket: Ticket, action: Dispatch | Ref
             "needed_tokens": action.needed_tokens,
             "queue_position": action.queue_position,
         }
-    line["pools"] = [_signals(gate, pool_line, now) for pool_line in gate.controller.lines.values()]
+    line["pools"] = [
+        _signals(pool_line, samples.get(name), now) for name, pool_line in controller.lines.items()
+    ]
     return line
 
 
@@ -75,9 +80,8 @@ def end_line(
     }
 
 
-def _signals(gate: Gate, line: Line, now: float) -> dict[str, object]:
+def _signals(line: Line, sample: LoadSample | None, now: float) -> dict[str, object]:
     pool = line.pool
-    sample = gate.samples.get(pool.name)
     return {
         "pool": pool.name,
         "up": pool.up,

@@ -1,7 +1,6 @@
 """The shell around the controller: brings it the time and the events, carries out what it decides.
 
-Everything here runs on the event loop and is synchronous but for waiting itself. A `Ticket` is one
-request's claim: it is decided once or, after back-pressure, again, and closed exactly once.
+Everything here runs on the event loop and is synchronous but for waiting itself.
 """
 
 import asyncio
@@ -42,62 +41,16 @@ from proxy.admission.types import (
 )
 from proxy.api.decisions import decision_line, end_line
 from proxy.api.slices import SlicedPrefill
+from proxy.api.ticket import Ticket
 from proxy.telemetry.decision_log import DecisionLog
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.recent import Recent
-from proxy.upstream.call import Observed
 
 logger = logging.getLogger("proxy.gate")
 
 PROGRESS_SECONDS = 0.25  # how often running streams are looked at
 MIN_SLEEP_SECONDS = 0.001
 NOT_BACKFILLED = frozenset({"fit", "shadow", "off"})
-
-Decision = Dispatch | Refuse
-
-
-class Ticket:
-    """One request's claim on a place. `decision` is None while it waits."""
-
-    __slots__ = (
-        "_waiter",
-        "arrived_at",
-        "closed",
-        "decision",
-        "dispatched_at",
-        "first_token_at",
-        "observed",
-        "predicted_wait_seconds",
-        "request",
-        "sliced",
-    )
-
-    def __init__(self, request: Request, arrived_at: float, sliced: SlicedPrefill | None) -> None:
-        self.request = request
-        self.sliced = sliced
-        self.arrived_at = arrived_at
-        self.decision: Decision | None = None
-        self.dispatched_at: float | None = None
-        self.first_token_at: float | None = None
-        self.predicted_wait_seconds: float | None = None
-        self.observed = Observed()
-        self.closed = False
-        self._waiter: asyncio.Future[Decision] | None = None
-
-    async def decided(self) -> Decision:
-        """Wait for the decision. Cancelling the wait leaves the claim in place: close it."""
-        if self.decision is not None:
-            return self.decision
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            return await self._waiter
-        finally:
-            self._waiter = None
-
-    def decide(self, decision: Decision) -> None:
-        self.decision = decision
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(decision)
 
 
 class Gate:
@@ -318,7 +271,7 @@ class Gate:
     def _note(self, now: float, ticket: Ticket, action: Dispatch | Refuse) -> None:
         """A line of the decision log, with all that the decision saw."""
         if self._decisions is not None:
-            self._decisions.write(decision_line(self, now, ticket, action))
+            self._decisions.write(decision_line(self.controller, self.samples, now, ticket, action))
 
     def _dispatched(self, now: float, ticket: Ticket, action: Dispatch) -> None:
         ticket.dispatched_at = ticket.arrived_at + action.waited_seconds

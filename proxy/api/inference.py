@@ -16,11 +16,12 @@ from proxy.admission.types import Dispatch, Lane, Reason, Refuse, Request
 from proxy.api import answers
 from proxy.api.answers import Answer
 from proxy.api.asgi import BodyTooLarge, ClientGone, Receive, Scope, Send, Watch, answer, read_body
-from proxy.api.gate import Gate, Ticket
+from proxy.api.gate import Gate
 from proxy.api.headers import first, forwarded, request_id, wait_limit_seconds, with_ours
 from proxy.api.keys import Door, Tenant
 from proxy.api.room import NoRoom, Room
 from proxy.api.slices import SlicedPrefill
+from proxy.api.ticket import Ticket
 from proxy.settings import Settings
 from proxy.telemetry.logs import request_line
 from proxy.telemetry.metrics import Metrics, Outcome, Phase

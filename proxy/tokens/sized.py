@@ -57,8 +57,8 @@ class SizerStats(NamedTuple):
     bytes_per_token: float
 
 
-# Segments are about as large as one another: one int object for each size instead of one for each segment.
-_SIZES = tuple(range(2 * SEGMENT_TOKENS))
+# Segments come in few sizes: one int object for each instead of one for each segment.
+_SIZES = tuple(range(8 * SEGMENT_TOKENS))
 
 
 def scaled_segments(marks: tuple[Mark, ...], scale: float) -> tuple[Segment, ...]:

@@ -7,7 +7,7 @@ import pytest
 from proxy.admission.job import State
 from proxy.admission.limits import Limits
 from proxy.admission.types import Dispatch, PoolFacts, Reason, Refuse
-from proxy.api.gate import Ticket
+from proxy.api.ticket import Ticket
 from proxy.upstream.call import Usage
 from tests.api.gates import FACTS, Setup, request
 from tests.waiting import eventually

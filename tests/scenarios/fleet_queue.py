@@ -48,9 +48,7 @@ class Crowded:
         self.count += 1
         tokens = self.rng.randint(30_000, 120_000) if long else self.rng.randint(100, 4000)
         tenant = f"tenant {self.rng.randrange(40)}"
-        return Request(
-            f"r{self.count}", tokens, 500, tenant=tenant, wait_limit_seconds=1e9, ignore_eos=True
-        )
+        return Request(f"r{self.count}", tokens, 500, tenant=tenant, wait_limit_seconds=1e9, ignore_eos=True)
 
 
 def crowded(queued: int, *, seed: int = 1) -> Crowded:
