@@ -112,7 +112,10 @@ class Gate:
         for it any more, and it must be answered."""
         ticket.decision = None
         ticket.first_token_at = None
-        self._step(self.clock(), Requeue(ticket.request.rid))
+        now = self.clock()
+        self._step(now, Requeue(ticket.request.rid))
+        if self.controller.draining:
+            self._step(now, Drain())  # it is queued once more, and the queued are refused
         job = self.controller.jobs.get(ticket.request.rid)
         waits = job is not None and job.state in (State.QUEUED, State.SLICING)
         return waits or ticket.decision is not None
@@ -168,7 +171,8 @@ class Gate:
     def slice_done(self, rid: str, end_tokens: int, cached_tokens: int | None) -> None:
         """A slice was answered."""
         job = self.controller.jobs.get(rid)
-        pool = self.controller.lines[job.pool].pool if job is not None else None
+        line = self.controller.lines.get(job.pool) if job is not None else None
+        pool = line.pool if line is not None else None
         misses = pool.slicing.misses if pool is not None else 0
         now = self.clock()
         self._step(now, SliceDone(rid, end_tokens, cached_tokens))

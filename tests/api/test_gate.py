@@ -160,6 +160,28 @@ async def test_draining_refuses_the_queued_and_newcomers_and_lets_the_running_en
     assert world.is_empty()
 
 
+async def test_back_pressure_while_draining_is_a_refusal(world: Setup) -> None:
+    ticket = world.gate.submit(request("a"))
+    world.gate.drain()
+    assert isinstance(ticket.decision, Dispatch)
+    assert world.gate.requeue(ticket)
+    refuse = await ticket.decided()
+    assert isinstance(refuse, Refuse)
+    assert refuse.reason is Reason.DRAINING
+    assert world.is_empty()
+
+
+async def test_a_slice_answered_after_its_request_lost_its_pool_is_no_error(world: Setup) -> None:
+    ticket = world.gate.submit(request("a"))
+    world.gate.pool_down("b", "killed")
+    assert world.gate.requeue(ticket)
+    world.gate.slice_done("a", 2048, None)
+    world.gate.slice_done("nobody", 2048, 0)
+    world.gate.sliceable("a", 5000)
+    world.gate.leave_unsent(ticket)
+    assert world.is_empty()
+
+
 async def test_with_no_backend_a_newcomer_is_refused_and_a_queued_one_waits_for_one(world: Setup) -> None:
     first = world.gate.submit(request("a", 15_000))
     queued = world.gate.submit(request("b", 15_000))

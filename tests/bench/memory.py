@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import random
 import socket
 import time
 from pathlib import Path
@@ -12,7 +13,8 @@ from tests.load.process import ServerProcess, free_port, http_status
 from tests.load.proxy import ProxyServer
 
 POOL_TOKENS = 120_000  # room for one request of 64K tokens, not for two
-PROMPT_BYTES = 300_000  # about 64K tokens of these words
+PROMPT_WORDS = 62_000  # about 64K tokens
+WORDS = ("the", "river", "about", "seven", "blue", "cannot", "window", "train", "of", "measure", "early", "and")
 SETTLED, QUEUED = 8, 40
 PATIENCE_SECONDS = 60.0
 LOOK_SECONDS = 0.005
@@ -77,9 +79,8 @@ def _client(port: int, number: int, *, stream: bool = False) -> socket.socket:
 
 
 def _body(number: int, *, stream: bool) -> bytes:
-    text = f"[[chunks=100000 interval_us=1000000]] Number {number:04d}."
-    for word in range(PROMPT_BYTES // 8):
-        text += f" {(word * 7919 + number * 104_729) % 9_973:05x} x"[:8]
+    words = random.Random(number).choices(WORDS, k=PROMPT_WORDS)
+    text = f"[[chunks=100000 interval_us=1000000]] Number {number:04d}: {' '.join(words)}"
     document = {"model": "bench", "messages": [{"role": "user", "content": text}], "max_tokens": 16}
     return json.dumps({**document, **({"stream": True} if stream else {})}, separators=(",", ":")).encode()
 

@@ -372,6 +372,25 @@ async def test_a_server_whose_queue_is_full_is_asked_again_in_time(
         await proxy.settled()
 
 
+async def test_a_full_queue_while_draining_is_refused_for_the_drain(fake: FakeServer) -> None:
+    reached, drained = asyncio.Event(), asyncio.Event()
+
+    async def answer(_: Received, wire: Wire) -> None:
+        reached.set()
+        await drained.wait()
+        await wire.json({"object": "error", "message": "full"}, 503)
+
+    fake.answer = answer
+    async with proxy_before(fake) as proxy:
+        asked = asyncio.create_task(proxy.ask(chat()))
+        await reached.wait()
+        proxy.app.gate.drain()
+        drained.set()
+        check_refusal(await asked, 503, "draining")
+        assert len(fake.posts()) == 1
+        await proxy.settled()
+
+
 async def test_full_queues_of_many_requests_make_no_storm_either(fake: FakeServer) -> None:
     fake.answer = lambda _, wire: wire.json({"object": "error", "message": "full"}, 503)
     async with proxy_before(fake) as proxy:

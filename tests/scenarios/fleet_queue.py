@@ -44,10 +44,10 @@ class Crowded:
                 self.running.append(action.rid)
 
     def request(self, *, long: bool) -> Request:
-        """Every tenth is a long prompt; forty tenants."""
+        """A long prompt, or a short one; of one of four tenants."""
         self.count += 1
         tokens = self.rng.randint(30_000, 120_000) if long else self.rng.randint(100, 4000)
-        tenant = f"tenant {self.rng.randrange(40)}"
+        tenant = f"tenant {self.rng.randrange(4)}"
         return Request(f"r{self.count}", tokens, 500, tenant=tenant, wait_limit_seconds=1e9, ignore_eos=True)
 
 
