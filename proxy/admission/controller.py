@@ -59,6 +59,7 @@ from proxy.admission.types import (
 )
 
 TENANTS_KEPT = 4096
+DEADLINES_SLACK = 1024  # of those that do not wait any more, before they are swept out
 CACHE_SLACK_TOKENS = 2048  # less than believed to be cached, by more than an open segment or two
 
 
@@ -429,6 +430,9 @@ class Controller:
         job.pool = line.pool.name
         line.push(job, front=front)
         heapq.heappush(self._deadlines, (job.deadline_at, job.rid))
+        if len(self._deadlines) > 2 * len(self.jobs) + DEADLINES_SLACK:  # most have left before theirs
+            self._deadlines = [entry for entry in self._deadlines if self._waiting(entry[1])]
+            heapq.heapify(self._deadlines)
 
     def _unqueue(self, job: Job) -> None:
         if self._homeless.pop(job.rid, None) is None:

@@ -14,7 +14,20 @@ from tests.load.proxy import ProxyServer
 
 POOL_TOKENS = 120_000  # room for one request of 64K tokens, not for two
 PROMPT_WORDS = 62_000  # about 64K tokens
-WORDS = ("the", "river", "about", "seven", "blue", "cannot", "window", "train", "of", "measure", "early", "and")
+WORDS = (
+    "the",
+    "river",
+    "about",
+    "seven",
+    "blue",
+    "cannot",
+    "window",
+    "train",
+    "of",
+    "measure",
+    "early",
+    "and",
+)
 SETTLED, QUEUED = 8, 40
 PATIENCE_SECONDS = 60.0
 LOOK_SECONDS = 0.005

@@ -10,20 +10,21 @@ import sys
 from time import perf_counter_ns
 
 from proxy.simulator.records import quantile
-from tests.scenarios.fleet_queue import POOLS, crowded, events
+from tests.scenarios.fleet_queue import CrowdedFleet
 
+POOLS = 64
 GOAL_MICROSECONDS = 100.0
 
 
 def measure(queued: int, steps: int) -> dict[str, list[float]]:
     """Microseconds of each step, by the kind of event, and of all."""
-    world = crowded(queued)
+    fleet = CrowdedFleet(queued, pools=POOLS)
     gc.collect()
     gc.freeze()
     took: dict[str, list[float]] = {"all": []}
-    for event in events(world, steps):
+    for event in fleet.life(steps):
         begun = perf_counter_ns()
-        world.step(event)
+        fleet.step(event)
         microseconds = (perf_counter_ns() - begun) / 1000
         took["all"].append(microseconds)
         took.setdefault(type(event).__name__, []).append(microseconds)

@@ -1,8 +1,7 @@
-"""Scenario 20's world: 64 pools, thousands queued, cancels, and a blocked head before every pool."""
+"""Scenario 20's world: many pools, thousands queued, cancels, and a blocked head before every pool."""
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from proxy.admission.controller import Controller
 from proxy.admission.limits import Limits
@@ -19,82 +18,80 @@ from proxy.admission.types import (
     PoolUp,
     Progress,
     Request,
-    Tick,
 )
+from tests.scenarios.policies import Make
 
-POOLS = 64
-POOL_TOKENS = 186_624
+FACTS = PoolFacts(186_624, 186_618, 1_000_000, 256)
 LIMITS = Limits(max_queue_requests=1_000_000, max_queue_tokens=10**12)
+TENANTS = 4
+FOR_EVER_SECONDS = 1e9
 
 
-@dataclass(slots=True)
-class Crowded:
-    """A controller that nobody else drives. `running` and `queued` are what the test knows of it."""
+class CrowdedFleet:
+    """Two longs that last hold each pool, a third is blocked before it, and `queued` wait behind."""
 
-    controller: Controller
-    rng: random.Random
-    now: float
-    running: list[str]
-    queued: list[str]
-    count: int = 0
+    def __init__(self, queued: int, *, pools: int, make: Make = Controller, seed: int = 1) -> None:
+        self.controller = make(LIMITS)
+        self.now = 0.0
+        self.queued: list[str] = []
+        self.running: list[str] = []
+        self._pools = [f"pool {number}" for number in range(pools)]
+        self._rng = random.Random(seed)
+        self._count = 0
+        for pool in self._pools:
+            self.step(PoolUp(pool, FACTS))
+        for _ in self._pools * 2:
+            resident = self._request(85_000, 4096)
+            self.step(Arrival(resident))
+            self.step(FirstToken(resident.rid))
+        self.running.clear()
+        while len(self.queued) < queued:
+            self.step(self.arrival(long=len(self.queued) < pools))
 
     def step(self, event: Event) -> None:
+        """The controller hears it; who is sent runs from then on."""
         for action in self.controller.step(self.now, event):
             if isinstance(action, Dispatch):
                 self.running.append(action.rid)
 
-    def request(self, *, long: bool) -> Request:
-        """A long prompt, or a short one; of one of four tenants."""
-        self.count += 1
-        tokens = self.rng.randint(30_000, 120_000) if long else self.rng.randint(100, 4000)
-        tenant = f"tenant {self.rng.randrange(4)}"
-        return Request(f"r{self.count}", tokens, 500, tenant=tenant, wait_limit_seconds=1e9, ignore_eos=True)
+    def arrival(self, *, long: bool = False) -> Arrival:
+        """A request that will have to wait."""
+        tokens = self._rng.randint(60_000, 120_000) if long else self._rng.randint(7000, 8000)
+        request = self._request(tokens, 500)
+        self.queued.append(request.rid)
+        return Arrival(request)
 
+    def cancel(self) -> Gone:
+        """Somebody who waits leaves."""
+        index = self._rng.randrange(len(self.queued))
+        self.queued[index], self.queued[-1] = self.queued[-1], self.queued[index]
+        return Gone(self.queued.pop(), reached_engine=False)
 
-def crowded(queued: int, *, seed: int = 1) -> Crowded:
-    """All pools full, a long head blocked before each, and so many queued behind."""
-    world = Crowded(Controller(LIMITS), random.Random(seed), 0.0, [], [])
-    facts = PoolFacts(POOL_TOKENS, POOL_TOKENS - 6, 1_000_000, 256)
-    for number in range(POOLS):
-        world.step(PoolUp(f"pool {number}", facts))
-    # two longs that last fill each pool, so that all that comes has to wait
-    for _ in range(2 * POOLS):
-        request = Request(f"resident {world.count}", 85_000, 4096, wait_limit_seconds=1e9, ignore_eos=True)
-        world.count += 1
-        world.step(Arrival(request))
-        world.step(FirstToken(request.rid))
-    world.running.clear()
-    while len(world.queued) < queued:
-        request = world.request(long=world.count % 10 == 0)
-        sent = len(world.running)
-        world.step(Arrival(request))
-        if len(world.running) == sent:
-            world.queued.append(request.rid)
-    return world
+    def life(self, steps: int) -> Iterator[Event]:
+        """What a busy proxy hears. As many leave the queue as come, so that it keeps its length."""
+        rng = self._rng
+        for turn in range(steps):
+            self.now += 0.001
+            if turn % 4 == 0:
+                yield self.arrival(long=turn % 40 == 0)
+            elif turn % 4 == 1:
+                yield self.cancel()
+            elif turn % 8 == 2 or not self.running:
+                yield Load(rng.choice(self._pools), LoadSample(self.now, 170_000, 4, 0, 0))
+            elif turn % 8 == 3:
+                yield Finished(self.running.pop(rng.randrange(len(self.running))), None, 500)
+            elif turn % 8 == 6:
+                yield FirstToken(rng.choice(self.running))
+            else:
+                yield Progress({rng.choice(self.running): rng.randrange(100)})
 
-
-def events(world: Crowded, number: int) -> Iterator[Event]:
-    """What happens to a busy proxy; as many leave the queue as come."""
-    rng = world.rng
-    for turn in range(number):
-        world.now += 0.001
-        kind = turn % 8
-        if kind in (0, 4):
-            request = world.request(long=turn % 80 == 0)
-            world.queued.append(request.rid)
-            yield Arrival(request)
-        elif kind in (1, 5):
-            index = rng.randrange(len(world.queued))
-            world.queued[index], world.queued[-1] = world.queued[-1], world.queued[index]
-            yield Gone(world.queued.pop(), reached_engine=False)
-        elif kind == 2 and world.running:
-            yield FirstToken(rng.choice(world.running))
-        elif kind == 3 and world.running:
-            yield Finished(world.running.pop(rng.randrange(len(world.running))), None, 500)
-        elif kind == 6:
-            sample = LoadSample(world.now, 170_000, 4, 0, 0)
-            yield Load(f"pool {rng.randrange(POOLS)}", sample)
-        elif world.running:
-            yield Progress({rng.choice(world.running): rng.randrange(100)})
-        else:
-            yield Tick()
+    def _request(self, prompt_tokens: int, output_tokens: int) -> Request:
+        self._count += 1
+        return Request(
+            f"r{self._count}",
+            prompt_tokens,
+            output_tokens,
+            tenant=f"tenant {self._rng.randrange(TENANTS)}",
+            wait_limit_seconds=FOR_EVER_SECONDS,
+            ignore_eos=True,
+        )

@@ -14,7 +14,7 @@ from proxy.admission.backfill import Gate, Rule
 from proxy.admission.controller import Controller
 from proxy.admission.job import Job, State
 from proxy.admission.limits import Limits
-from proxy.admission.line import Line
+from proxy.admission.line import Due, Line
 from proxy.admission.pool import Pool
 from proxy.admission.queue import Charges
 from proxy.admission.reservation import Reservation
@@ -505,3 +505,27 @@ class IdleIsCredit(Controller):
 class _Unlifted(Charges):
     def lift(self, tenant: str, at_least: float) -> None:
         return
+
+
+# --- what a step costs --------------------------------------------------------------------------
+
+
+class SortsQueue(Rebuilt):
+    """Looks at everybody who waits whenever anything happens."""
+
+    class line_type(Line):  # noqa: N801
+        def next_due(self, now: float) -> Due | None:
+            sorted(self.jobs(), key=lambda job: job.request.prompt_tokens)
+            return super().next_due(now)
+
+
+class RemembersAll(Controller):
+    """Keeps everybody who ever came, for the record."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.everybody: list[Job] = []
+
+    def _enqueue(self, job: Job, line: Line, *, front: bool = False) -> None:
+        self.everybody.append(job)
+        super()._enqueue(job, line, front=front)

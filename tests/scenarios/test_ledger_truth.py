@@ -137,7 +137,8 @@ def check_14_engine(make: Make, seed: int) -> None:
     (big,) = [record for record in run.records if record.kind == "180K"]
     assert (big.outcome, big.reason) == (Outcome.REFUSED, "context_length_exceeded"), "it waits in vain"
     failed = [record for record in run.records if record.outcome is Outcome.FAILED]
-    assert {record.reason for record in failed} == {"server died"}, "the server has to refuse it"
+    too_long = [record.reason for record in failed if record.reason.startswith("prompt of")]
+    assert not too_long, "the server has to refuse it"
     refused = {record.reason for record in run.records if record.outcome is Outcome.REFUSED}
     assert refused <= {"no_backend", "context_length_exceeded"}, "others are refused, too"
 

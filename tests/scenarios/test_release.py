@@ -151,7 +151,9 @@ def at_stage(hand: Hand, stage: str, output_tokens: int | None = 500) -> str:
     rid = hand.arrive(LEAVER_TOKENS, output_tokens, sliceable=stage == "sliced")
     if stage == "sliced":
         hand.step(Sliceable(rid, LEAVER_TOKENS))
-        assert [part.rid for part in hand.slices] == [rid]
+        hand.now += 0.2
+        hand.step(SliceDone(rid, hand.slices[-1].end_tokens, 0))
+        assert [part.rid for part in hand.slices] == [rid, rid]
         assert rid not in hand.sent
     elif stage == "streaming":
         hand.started(rid)
