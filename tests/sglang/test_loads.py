@@ -1,7 +1,9 @@
 """The loads of `make bench`, small enough for every change: direct and proxied, held to the same table.
 
 Short runs on two shared cores are noisy, so ratios of times get the slack that `SLACK` gives; what
-is no matter of speed (failures, ledger, retractions, the engine's queue) gets none.
+is no matter of speed (failures, ledger, retractions, the engine's queue) gets none. The 64K prompts
+get more: on two cores each decode step takes longer for every sequence in it, so serving the shorts
+promptly slows the longs, and in a load of half the size the giant then comes before half of them.
 """
 
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from tests.load.scenarios import SCENARIOS, Mix, Scenario
 from tests.sglang.server import SGLangServer
 
 SLACK = 1.5
+SLACKS = {"64K TTFT mean": 2.5}
 SCALES = {"story": 0.5, "story-eos": 0.5, "outputs": 0.35, "batch30": 0.2, "refusal": 0.4}
 
 
@@ -28,7 +31,7 @@ def play(scenario: Scenario, server: SGLangServer, folder: Path) -> tuple[Run, R
 def fails(row: Row) -> bool:
     if row.value is None or row.limit is None:
         return row.ok is False
-    return row.value > row.limit * SLACK
+    return row.value > row.limit * SLACKS.get(row.figure, SLACK)
 
 
 @pytest.mark.parametrize("name", SCALES)
