@@ -16,6 +16,7 @@ from proxy.admission.types import Dispatch, Lane, Reason, Refuse, Request
 from proxy.api import answers
 from proxy.api.answers import Answer
 from proxy.api.asgi import BodyTooLarge, ClientGone, Receive, Scope, Send, Watch, answer, read_body
+from proxy.api.bounds import bounded, check_sequences
 from proxy.api.gate import Gate
 from proxy.api.headers import first, forwarded, request_id, wait_limit_seconds, with_ours
 from proxy.api.keys import Door, Tenant
@@ -214,6 +215,7 @@ class _Flow:
         scope = {"headers": self.headers}
         body = self.body = await read_body(scope, receive, handler.settings.max_body_bytes, self.share)
         sized = await handler.sizer.size(self.api, body)
+        check_sequences(sized.shape)
         self._check_ids(sized)
         large = len(body) > SCREEN_INLINE_BYTES
         self.overrides = await asyncio.to_thread(screen, body) if large else screen(body)
@@ -351,7 +353,7 @@ class _Flow:
         return Request(
             rid=self.rid,
             prompt_tokens=tokens,
-            max_tokens=shape.max_tokens,
+            max_tokens=None if shape.max_tokens is None else bounded(shape.max_tokens),
             sequences=shape.sequences,
             model=shape.model,
             tenant=self.tenant.name,
@@ -360,7 +362,7 @@ class _Flow:
             wait_limit_seconds=self.wait_limit_seconds,
             segments=sized.segments if shape.batch == 1 else (),
             ignore_eos=shape.ignore_eos,
-            min_tokens=shape.min_tokens,
+            min_tokens=bounded(shape.min_tokens),
             sliceable=self._sliceable(sized),
             session=self._session(sized),
             uncertainty=max(0.0, 1.0 - sized.least_tokens / tokens),

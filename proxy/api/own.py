@@ -16,6 +16,7 @@ from proxy.admission.view import explain
 from proxy.api import state
 from proxy.api.answers import bad_request, body_too_large, body_too_slow, no_room
 from proxy.api.asgi import BodyTooLarge, ClientGone, read_body
+from proxy.api.bounds import bounded, check_sequences
 from proxy.api.gate import Gate
 from proxy.api.headers import wait_limit_seconds
 from proxy.api.live import Live
@@ -168,12 +169,14 @@ class Own:
             sized = await self._sizer.size(_api_of(body), body)
         finally:
             share.drop()
+        shape = sized.shape
+        check_sequences(shape)
         return Request(
             rid="explain",
             prompt_tokens=max(1, sized.prompt_tokens),
-            max_tokens=sized.shape.max_tokens,
-            sequences=sized.shape.sequences,
-            model=sized.shape.model,
+            max_tokens=None if shape.max_tokens is None else bounded(shape.max_tokens),
+            sequences=shape.sequences,
+            model=shape.model,
             segments=sized.segments,
             wait_limit_seconds=self._wait_limit(http),
         )
