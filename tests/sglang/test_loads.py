@@ -17,7 +17,8 @@ from tests.load.scenarios import SCENARIOS, Mix, Scenario
 from tests.sglang.server import SGLangServer
 
 SLACK = 1.5
-SLACKS = {"64K TTFT mean": 2.5}
+# Twenty bodies of 350 KB at once are counted beside an engine that takes a core and a half.
+SLACKS = {"64K TTFT mean": 2.5, "refused after the last byte, p99": 5.0}
 SCALES = {"story": 0.5, "story-eos": 0.5, "outputs": 0.35, "batch30": 0.2, "refusal": 0.4}
 
 
