@@ -11,10 +11,10 @@ SGLANG_PYTEST := -o addopts="-ra --strict-markers --strict-config --import-mode=
 BENCH ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sglang test-deploy docs bench lint format clean
+.PHONY: help demo test test-sglang test-deploy docs bench bench-overhead lint format clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(USER_STAMP) ## Replay the 186,624-token story, directly and through the proxy (no GPU, two minutes)
 	$(RUN) -m proxy demo
@@ -40,6 +40,9 @@ docs: $(DEV_STAMP) ## Build the documentation as a site into site/; a dead link 
 bench: $(DEV_STAMP) ## Full-size loads on a real SGLang, direct against proxied (BENCH=story for one of them)
 	$(RUN) -m tests.sglang.install
 	$(RUN) -m tests.load.compare $(BENCH)
+
+bench-overhead: $(DEV_STAMP) ## What the proxy costs against a fast engine, direct and proxied in turns (seven minutes)
+	$(RUN) -m tests.bench.overhead
 
 lint: $(DEV_STAMP) ## Check style and types
 	$(RUN) -m ruff check $(CODE)

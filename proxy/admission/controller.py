@@ -8,6 +8,7 @@ and carries out the actions. Give it a `Tick` at `next_wakeup`, or a few times a
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import inf, nextafter
 from zlib import crc32
 
 from proxy.admission import refusal
@@ -107,7 +108,8 @@ class Controller:
         """Take one event, give back what has to be done, in order."""
         actions: list[Action] = []
         touched = self._handlers[type(event)](now, event, actions)
-        self._expire(now, actions)
+        # who came just now may go just now, however short its patience
+        self._expire(nextafter(now, -inf) if isinstance(event, Arrival) else now, actions)
         for line in touched:
             self._dispatch(now, line, actions)
         if len(self.lines) > 1 and any(len(line) for line in self.lines.values()):
@@ -322,10 +324,15 @@ class Controller:
 
     def _requeue(self, now: float, event: Requeue, actions: list[Action]) -> Iterable[Line]:
         job = self.jobs.get(event.rid)
-        if job is None or job.state is not State.PREFILL:
+        # a poll may have called it DECODE: one of those that do not stream, turned away late
+        if job is None or job.state not in (State.PREFILL, State.DECODE):
             return ()
         line = self.lines[job.pool]
+        if self.draining:
+            actions.append(self._refusal(now, job, None, Reason.DRAINING))
+            return self._release(now, job, spent_tokens=0)
         line.pool.release(job)
+        self._take_back(job)
         job.state = State.QUEUED
         job.unsliceable = job.ids_tokens is None
         if not line.pool.open:
@@ -334,6 +341,14 @@ class Controller:
         line.pool.turned_away(job, now)
         self._enqueue(job, line, front=True)
         return (line,)
+
+    def _take_back(self, job: Job) -> None:
+        """It did nothing: what its tenant and its conversation were told of it was not so."""
+        self.charges.charge(job.request.tenant, -job.charged_token_seconds, job.request.weight)
+        job.charged_token_seconds = 0.0
+        if job.conversation is not None:
+            job.conversation.running -= 1
+            job.conversation = None
 
     def _pool_up(self, now: float, event: PoolUp, actions: list[Action]) -> Iterable[Line]:
         name, facts = event.pool, event.facts
@@ -471,7 +486,7 @@ class Controller:
 
     def _dispatch(self, now: float, line: Line, actions: list[Action]) -> None:
         pool = line.pool
-        while True:
+        while len(line) or pool.sliced is not None:
             due = line.next_due(now)
             if due is None:
                 self._want_ids(now, line, actions)

@@ -284,7 +284,10 @@ class Line:
 
     def wakeup(self, now: float) -> float | None:
         """When to look again although nothing happened."""
-        pool, times = self.pool, list[float | None]()
+        pool = self.pool
+        if pool.sliced is None and not pool.holds and not len(self):
+            return None  # as for most requests of most days
+        times = list[float | None]()
         if pool.sliced is not None:
             job = pool.sliced
             times.append(pool.timeline.wakeup(pool.slicing.overhead_seconds(job.slice_sent_tokens), now))

@@ -345,7 +345,7 @@ class Pool:
         job.tail_tokens = max(0, job.prompt_tokens - sum(s.tokens for s in segments))
         job.state = State.SLICING if sliced else State.PREFILL
         job.pool, job.dispatched_at = self.name, now
-        job.generated_tokens, job.prefill_done = 0, False
+        job.generated_tokens, job.seen_tokens, job.prefill_done = 0, 0, False
         self.jobs[job.rid] = job
         self._tail_tokens += job.tail_tokens
         self.backlog_tokens += job.uncached_tokens

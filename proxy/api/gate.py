@@ -114,8 +114,6 @@ class Gate:
         ticket.first_token_at = None
         now = self.clock()
         self._step(now, Requeue(ticket.request.rid))
-        if self.controller.draining:
-            self._step(now, Drain())  # it is queued once more, and the queued are refused
         job = self.controller.jobs.get(ticket.request.rid)
         waits = job is not None and job.state in (State.QUEUED, State.SLICING)
         return waits or ticket.decision is not None

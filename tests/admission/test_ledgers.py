@@ -174,7 +174,7 @@ def happen(drive: Drive, choice: str, data: st.DataObject) -> None:
         "requeue": Requeue(rid),
         "ids": Sliceable(rid, data.draw(st.none() | st.integers(1, POOL - 6))),
     }
-    if choice == "requeue" and controller.jobs[rid].state is State.PREFILL:
+    if choice == "requeue" and controller.jobs[rid].state in (State.PREFILL, State.DECODE):
         drive.sent.pop(rid, None)
     drive.step(events[choice])
 

@@ -124,10 +124,10 @@ class World:
             "first": FirstToken(rid),
             "finish": Finished(rid, None, 10),
             "gone": Gone(rid, reached_engine=bool(which % 2)),
-            "requeue": Requeue(rid) if state is State.PREFILL else Tick(),
+            "requeue": Requeue(rid) if state in (State.PREFILL, State.DECODE) else Tick(),
         }
         self.step(events[what])
-        if what == "requeue" and state is not State.PREFILL:
+        if what == "requeue" and state not in (State.PREFILL, State.DECODE):
             return
         if what in ("finish", "gone") and rid not in self.controller.jobs:
             self.answered.add(rid)

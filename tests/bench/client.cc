@@ -1,9 +1,10 @@
 // A load client that is never what is measured: one thread, epoll. Prints one JSON object; times in microseconds.
 //
-//   client requests PORT connections=32 seconds=2 [rate=100] [bytes=262144]
+//   client requests PORT connections=32 seconds=2 [rate=100] [bytes=262144] [seed=1]
 //   client streams  PORT connections=64 chunks=120 interval_us=25000
 //
 // `rate`: an open loop of so many requests a second; latency then counts from the moment one was due.
+// `seed`: every connection asks with a text of its own, that no cache can know; else all ask with the same.
 // A stream's delay is from the stamp in a chunk ("@nanoseconds@", see engine.cc) to its arrival here.
 
 #include <arpa/inet.h>
@@ -131,13 +132,15 @@ struct Connection {
 struct Plan {
   string kind;
   int port = 0;
-  long connections = 1, rate = 0, bytes = 0, chunks = 0, interval_us = 0;
+  long connections = 1, rate = 0, bytes = 0, chunks = 0, interval_us = 0, seed = 0;
   double seconds = 2;
 };
 
 class Load {
  public:
-  explicit Load(const Plan& plan) : plan_(plan), streams_(plan.kind == "streams"), request_(request()) {}
+  explicit Load(const Plan& plan) : plan_(plan), streams_(plan.kind == "streams") {
+    for (long i = 0; i < (plan_.seed ? plan_.connections : 1); i++) requests_.push_back(request(plan_.seed + i));
+  }
 
   int run() {
     poller_ = epoll_create1(0);
@@ -160,7 +163,7 @@ class Load {
  private:
   Plan plan_;
   bool streams_;
-  string request_;
+  std::vector<string> requests_;  // one for each connection, or one for all
   int poller_ = -1;
   std::vector<Connection> all_;
   std::deque<size_t> idle_;
@@ -169,7 +172,15 @@ class Load {
   std::map<int, long> statuses_;
   std::vector<long> latencies_, delays_, gaps_, firsts_;
 
-  string request() const {
+  // A word for each place; the same seed gives the same text.
+  static const char* word(size_t place, long seed) {
+    static const char* words[] = {"river", "about", "Montag", "seven", "blue", "cannot", "window", "train"};
+    uint32_t mixed = static_cast<uint32_t>(place) * 2654435761U + static_cast<uint32_t>(seed) * 40503U;
+    mixed = (mixed ^ (mixed >> 15)) * 2246822519U;
+    return words[(mixed >> 13) % 8];
+  }
+
+  string request(long seed) const {
     char text[200];
     if (streams_) {
       snprintf(text, sizeof text, "[[chunks=%ld interval_us=%ld]] Say something.", plan_.chunks, plan_.interval_us);
@@ -177,8 +188,7 @@ class Load {
       snprintf(text, sizeof text, "Say hello, please, in one short sentence.");
     }
     string content = text;
-    static const char* words[] = {"river", "about", "Montag", "seven", "blue", "cannot", "window", "train"};
-    for (size_t i = 0; content.size() < static_cast<size_t>(plan_.bytes); i++) content.append(" ").append(words[(i * i + i / 8) % 8]);
+    for (size_t i = 0; content.size() < static_cast<size_t>(plan_.bytes); i++) content.append(" ").append(word(i, seed));
     string body = "{\"model\":\"bench\",\"messages\":[{\"role\":\"user\",\"content\":\"" + content + "\"}],\"max_tokens\":" +
                   std::to_string(streams_ ? plan_.chunks : 16) + (streams_ ? ",\"stream\":true}" : "}");
     return "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:" + std::to_string(plan_.port) +
@@ -222,13 +232,14 @@ class Load {
 
   void write_more(size_t i) {
     Connection& c = all_[i];
+    const string& request = requests_[i % requests_.size()];
     bool waited = c.sent > 0;
-    while (c.sent < request_.size()) {
-      ssize_t n = send(c.fd, request_.data() + c.sent, request_.size() - c.sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (c.sent < request.size()) {
+      ssize_t n = send(c.fd, request.data() + c.sent, request.size() - c.sent, MSG_NOSIGNAL | MSG_DONTWAIT);
       if (n <= 0) break;
       c.sent += static_cast<size_t>(n);
     }
-    if (c.sent < request_.size()) {
+    if (c.sent < request.size()) {
       watch(i, EPOLLIN | EPOLLOUT, EPOLL_CTL_MOD);
     } else if (waited) {
       watch(i, EPOLLIN, EPOLL_CTL_MOD);
@@ -354,6 +365,7 @@ int main(int argc, char** argv) {
     if (name == "rate") plan.rate = static_cast<long>(value);
     if (name == "bytes") plan.bytes = static_cast<long>(value);
     if (name == "chunks") plan.chunks = static_cast<long>(value);
+    if (name == "seed") plan.seed = static_cast<long>(value);
     if (name == "interval_us") plan.interval_us = static_cast<long>(value);
   }
   return Load(plan).run();

@@ -92,9 +92,11 @@ def _client(port: int, number: int, *, stream: bool = False) -> socket.socket:
 
 
 def _body(number: int, *, stream: bool) -> bytes:
-    words = random.Random(number).choices(WORDS, k=PROMPT_WORDS)
-    text = f"[[chunks=100000 interval_us=1000000]] Number {number:04d}: {' '.join(words)}"
-    document = {"model": "bench", "messages": [{"role": "user", "content": text}], "max_tokens": 16}
+    """A prompt whose long text is known already: what counting remembers of texts is no part of a request."""
+    first = f"[[chunks=100000 interval_us=1000000]] Number {number:04d}."
+    contents = (first, " ".join(random.Random(1).choices(WORDS, k=PROMPT_WORDS)))
+    messages = [{"role": "user", "content": content} for content in contents]
+    document = {"model": "bench", "messages": messages, "max_tokens": 16}
     return json.dumps({**document, **({"stream": True} if stream else {})}, separators=(",", ":")).encode()
 
 

@@ -4,6 +4,7 @@ python -m tests.bench.stand_in_client requests|streams PORT name=value ...
 """
 
 import asyncio
+import random
 import re
 import sys
 import time
@@ -92,18 +93,21 @@ class Load:
         self._seconds = options.get("seconds", 2.0)
         self._rate = options.get("rate", 0.0)
         self._chunks = int(options.get("chunks", 0))
-        self._request = self._build(int(options.get("bytes", 0)), int(options.get("interval_us", 0)))
+        size, interval = int(options.get("bytes", 0)), int(options.get("interval_us", 0))
+        seed = int(options.get("seed", 0))
+        seeds = range(seed, seed + self._connections) if seed else [0]
+        self._requests = [self._build(size, interval, each) for each in seeds]
         self._found = Found()
 
-    def _build(self, size_bytes: int, interval_us: int) -> bytes:
+    def _build(self, size_bytes: int, interval_us: int, seed: int) -> bytes:
         text = "Say hello, please, in one short sentence."
         if self._streams:
             text = f"[[chunks={self._chunks} interval_us={interval_us}]] Say something."
-        parts, size, number = [text], len(text), 0
+        dice = random.Random(seed)
+        parts, size = [text], len(text)
         while size < size_bytes:
-            parts.append(WORDS[(number * number + number // 8) % 8])
+            parts.append(dice.choice(WORDS))
             size += len(parts[-1]) + 1
-            number += 1
         document: dict[str, Any] = {
             "model": "bench",
             "messages": [{"role": "user", "content": " ".join(parts)}],
@@ -124,7 +128,12 @@ class Load:
             sessions.append(session)
         started = time.monotonic_ns()
         due = deque(range(int(self._rate * self._seconds))) if self._rate and not self._streams else None
-        await asyncio.gather(*(self._use(session, started, due) for session in sessions))
+        await asyncio.gather(
+            *(
+                self._use(session, self._requests[number % len(self._requests)], started, due)
+                for number, session in enumerate(sessions)
+            )
+        )
         ended = found.last_chunk_at if self._streams else time.monotonic_ns()
         return {
             "requests": len(found.latencies),
@@ -138,19 +147,19 @@ class Load:
             "first_us": _quantiles(found.firsts),
         }
 
-    async def _use(self, session: Session, started: int, due: deque[int] | None) -> None:
+    async def _use(self, session: Session, request: bytes, started: int, due: deque[int] | None) -> None:
         try:
             if self._streams:
-                complete = await session.ask(self._request, time.monotonic_ns()) == self._chunks
+                complete = await session.ask(request, time.monotonic_ns()) == self._chunks
                 self._found.errors += not complete
             elif due is None:
                 while time.monotonic_ns() < started + self._seconds * 1e9:
-                    await session.ask(self._request, time.monotonic_ns())
+                    await session.ask(request, time.monotonic_ns())
             else:
                 while due:
                     asked_at = started + int(due.popleft() / self._rate * 1e9)
                     await asyncio.sleep((asked_at - time.monotonic_ns()) / 1e9)
-                    await session.ask(self._request, asked_at)
+                    await session.ask(request, asked_at)
         except (ConnectionError, httptools.HttpParserError):
             self._found.errors += 1
 

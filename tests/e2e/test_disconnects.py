@@ -10,7 +10,7 @@ from proxy.admission.job import State
 from proxy.admission.types import Request
 from proxy.tokens.shape import Api
 from proxy.tokens.sized import Sized
-from tests.api.test_asgi import Client, piece
+from tests.api.clients import Client, piece
 from tests.e2e.holding import COMPLETIONS, Held, ids
 from tests.fakes import FakeServer, Received, Wire, chat_stream
 from tests.proxies import Running, proxy_before

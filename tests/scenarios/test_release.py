@@ -6,14 +6,18 @@ from functools import partial
 import pytest
 
 from proxy.admission.controller import Controller
+from proxy.admission.job import State
 from proxy.admission.limits import Limits
 from proxy.admission.types import (
+    Drain,
     Event,
     Finished,
     FirstToken,
     Gone,
     Progress,
+    Reason,
     Requeue,
+    Segment,
     Sliceable,
     SliceDone,
     Tick,
@@ -212,6 +216,51 @@ def test_a_request_that_fails_gives_its_charge_back_once_and_teaches_nothing(sta
 
 def test_a_full_queue_in_the_engine_makes_no_storm() -> None:
     check_11_busy(Controller)
+
+
+def test_one_that_a_poll_called_prefilled_is_queued_again_when_the_engine_turned_it_away() -> None:
+    hand = Hand(Controller)
+    rid = hand.run(300, 100)  # not a stream: a poll said that its prefill was done
+    del hand.sent[rid]
+    hand.step(Requeue(rid))
+    assert hand.controller.jobs[rid].state is State.QUEUED
+    hand.wait(1.0)
+    assert rid in hand.sent
+
+
+def test_one_turned_away_is_charged_once_and_leaves_its_conversation() -> None:
+    hand = Hand(Controller)
+    told = Segment(b"a" * 16, 20_000)
+    rid = hand.arrive(20_500, 100, tenant="t", segments=(told,), session="s")
+    once = hand.controller.charges.of("t")
+    talk = hand.controller.jobs[rid].conversation
+    assert talk is not None
+    for _ in range(3):
+        del hand.sent[rid]
+        hand.step(Requeue(rid))
+        assert hand.controller.charges.of("t") == 0.0
+        assert talk.running == 0
+        hand.wait(6.0)
+        assert rid in hand.sent
+    assert hand.controller.charges.of("t") == once
+    assert talk.running == 1
+
+
+def test_one_turned_away_while_the_proxy_drains_is_refused() -> None:
+    hand = Hand(Controller)
+    rid = hand.arrive(300, 100)
+    hand.step(Drain())
+    del hand.sent[rid]
+    hand.step(Requeue(rid))
+    assert hand.refused[rid].reason is Reason.DRAINING
+    assert not hand.controller.jobs
+
+
+def test_who_will_not_wait_at_all_is_sent_when_there_is_room_and_refused_when_there_is_none() -> None:
+    hand = Hand(Controller)
+    assert hand.arrive(300, 100, wait_limit_seconds=0.0) in hand.sent
+    hand.run(150_000, 1000)
+    assert hand.arrive(150_000, 1000, wait_limit_seconds=0.0) in hand.refused
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
