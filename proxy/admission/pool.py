@@ -484,7 +484,7 @@ class Pool:
         self.version += 1
 
     def cut_budget(self, now: float) -> None:
-        """The engine had to retract: we promised more than there was."""
+        """The engine had to retract, or finds no room for what it was sent: there is less than we thought."""
         self._budget_factor = max(BUDGET_FLOOR, self._budget_factor * BUDGET_CUT)
         self._budget_changed_at = now
         self.version += 1

@@ -1,5 +1,6 @@
 """What the load polls and the streams teach about one pool. The ledger is the sensor that counts;
-a poll corrects it: foreign traffic, rates, the engine's own ratio, retractions, lost aborts."""
+a poll corrects it: foreign traffic, rates, the engine's own ratio, lost aborts, and a budget that was
+too large: the engine had to retract, or lets wait what it was sent."""
 
 from collections import deque
 
@@ -17,6 +18,7 @@ HISTORY_DEPTH_TOKENS = 8192  # in the middle of prompts of this depth
 # The prefill that stalls a stream comes when it begins; a mean over less than its life takes that for all.
 DECODE_LOOK_TOKENS = 1024
 STALE_SECONDS = 2.0  # an older sample says nothing about foreign traffic
+BLOCKED_SECONDS = 2.0  # so long the engine lets a request of ours wait, and prefills nothing
 
 
 class Sensor:
@@ -27,6 +29,7 @@ class Sensor:
         self._last: LoadSample | None = None
         self._foreign: deque[tuple[int, int]] = deque(maxlen=2)  # between what and what it was
         self._released: deque[tuple[float, int]] = deque(maxlen=256)
+        self._blocked_since: float | None = None
 
     @property
     def last(self) -> LoadSample | None:
@@ -44,6 +47,7 @@ class Sensor:
         else:
             self._learn_prefill(last, sample)
             self._watch_retractions(now, last, sample)
+            self._watch_queueing(now, last, sample)
         pool.raise_budget(now)
         if sample.new_token_ratio is not None:
             pool.set_engine_ratio(sample.new_token_ratio)
@@ -107,6 +111,31 @@ class Sensor:
         if sample.retractions_total > last.retractions_total:
             self._pool.cut_budget(now)
 
+    def _watch_queueing(self, now: float, last: LoadSample, sample: LoadSample) -> None:
+        """What we sent waits in the engine though it prefills nothing: it has less room than we thought."""
+        if not sample.waiting or self._moves(last, sample) or not self._overdue(sample):
+            self._blocked_since = None
+        elif self._blocked_since is None:
+            self._blocked_since = sample.at
+        elif sample.at - self._blocked_since >= BLOCKED_SECONDS:
+            self._pool.cut_budget(now)
+            self._blocked_since = sample.at
+
+    @staticmethod
+    def _moves(last: LoadSample, sample: LoadSample) -> bool:
+        """Has it prefilled anything in between?"""
+        before, after = last.prefill_tokens_total, sample.prefill_tokens_total
+        if before is not None and after is not None:
+            return after > before
+        return (sample.waiting_uncached_tokens or 0) < (last.waiting_uncached_tokens or 0)
+
+    def _overdue(self, sample: LoadSample) -> bool:
+        """Was something of ours sent long ago that has no token yet, though there was a slot for it?"""
+        slots = self._pool.facts.max_running_requests
+        if slots is not None and sample.running >= slots:
+            return False
+        return any(self._arrived_by(job, sample.at) for job in self._pool.jobs.values())
+
     def _watch_foreign(self, sample: LoadSample) -> None:
         """Ours is between what is surely resident and U; foreign is what lies outside both.
 
@@ -141,14 +170,13 @@ class Sensor:
         """An answer that does not stream shows its first token at its end; the poll knows earlier."""
         if sample.waiting or sample.waiting_uncached_tokens != 0:
             return []
+        return [job for job in self._pool.jobs.values() if self._arrived_by(job, sample.at)]
+
+    def _arrived_by(self, job: Job, at: float) -> bool:
+        """Was it surely at the scheduler by then, without a token so far?"""
         timeline = self._pool.timeline
-        return [
-            job
-            for job in self._pool.jobs.values()
-            if job.state is State.PREFILL
-            and sample.at
-            > timeline.request_sent_at(job) + 2 * timeline.tokenize_seconds(job) + SETTLE_SECONDS
-        ]
+        sent_at, tokenizing = timeline.request_sent_at(job), timeline.tokenize_seconds(job)
+        return job.state is State.PREFILL and at > sent_at + 2 * tokenizing + SETTLE_SECONDS
 
     def _drained(self, sample: LoadSample) -> list[Job]:
         pool = self._pool

@@ -344,9 +344,15 @@ class ForeignAdds(Rebuilt):
 
 
 class ForeignBehindReserves(Rebuilt):
-    """Only what exceeds the whole ledger is somebody else's: reserves and holds hide it."""
+    """Only what exceeds the whole ledger is somebody else's: reserves and holds hide it.
+
+    Nor does the engine's queue say anything, which would make up for a part.
+    """
 
     class sensor_type(Sensor):  # noqa: N801
+        def _watch_queueing(self, now: float, last: LoadSample, sample: LoadSample) -> None:
+            pass
+
         def _watch_foreign(self, sample: LoadSample) -> None:
             pool = self._pool
             ours = pool.committed_tokens + pool.held_tokens
