@@ -21,13 +21,11 @@ from proxy.admission.pool import Pool
 from proxy.admission.queue import Charges
 from proxy.admission.reservation import Reservation
 from proxy.admission.residency import (
-    HOLD_THINKS,
     MAX_HELD_SHARE,
     MIN_HOLD_TOKENS,
-    QUANTUM_PREFILLS,
-    QUANTUM_SECONDS,
     Conversations,
     Hold,
+    quantum_seconds,
 )
 from proxy.admission.routing import Router
 from proxy.admission.sensor import Sensor
@@ -135,10 +133,12 @@ class Controller:
         request = event.request
         if request.rid in self.jobs:
             raise ValueError(f"request id {request.rid} is in use")
-        job = Job(request, now, now + request.wait_limit_seconds, Lane.SHORT, request.prompt_tokens)
+        lane = Lane.LONG if request.prompt_tokens > self.limits.short_prefill_tokens else Lane.SHORT
+        job = Job(request, now, now + request.wait_limit_seconds, lane, request.prompt_tokens)
         if self.draining:
             actions.append(self._refusal(now, job, None, Reason.DRAINING))
             return ()
+        job.goes_on = self.limits.session_hold_seconds > 0 and self.conversations.goes_on(request)
         line = self.route(job, now)
         enforced = self.limits.mode is Mode.ENFORCE
         if line is None and (enforced or not any(line.pool.open for line in self.lines.values())):
@@ -265,16 +265,15 @@ class Controller:
         if talk.pool != pool.name or talk.tokens == 0:
             talk.resident_since = job.dispatched_at
         talk.pool, talk.tokens = pool.name, tokens
-        quantum = max(QUANTUM_SECONDS, QUANTUM_PREFILLS * pool.costs.prefill_seconds(tokens))
-        served = len(line.longs) > 0 and now - talk.resident_since > quantum
-        expected = talk.explicit or talk.turns >= 2
+        prefill = pool.costs.prefill_seconds(tokens)
+        served = len(line.longs) > 0 and now - talk.resident_since > quantum_seconds(prefill)
+        seconds = self.conversations.hold_seconds(talk, prefill)
         room = pool.held_tokens + tokens <= MAX_HELD_SHARE * pool.budget_tokens
         room = room and self._may_hold(job, tokens)
-        if not expected or served or not room or tokens < MIN_HOLD_TOKENS or talk.running > 1:
+        if not seconds or served or not room or tokens < MIN_HOLD_TOKENS or talk.running > 1:
             talk.tokens = 0
             return
-        until = now + min(most, HOLD_THINKS * talk.think_seconds)
-        pool.hold(Hold(talk, segments, tokens, now, until, job.request.tenant))
+        pool.hold(Hold(talk, segments, tokens, now, now + min(most, seconds), job.request.tenant))
 
     def _may_hold(self, job: Job, tokens: int) -> bool:
         """What is held for a tenant counts among its resident tokens."""
@@ -291,6 +290,8 @@ class Controller:
         for line in self.lines.values():
             for hold in [h for h in line.pool.holds if h.conversation is job.conversation]:
                 line.pool.drop_hold(hold)
+                if line.pool.name == job.pool:
+                    line.pool.take_over(job)
 
     def _gone(self, now: float, event: Gone, _: list[Action]) -> Iterable[Line]:
         job = self.jobs.get(event.rid)
@@ -424,6 +425,7 @@ class Controller:
             if self.router.obstacle(job.request) is Reason.NO_BACKEND:
                 self._homeless[job.rid] = job
                 job.pool = ""
+                self._note_deadline(job)
                 return
             self._leave(job, unused_tokens=job.metered_tokens)
             actions.append(self._turned_away(now, job))
@@ -444,6 +446,10 @@ class Controller:
         self.jobs[job.rid] = job
         job.pool = line.pool.name
         line.push(job, front=front)
+        self._note_deadline(job)
+
+    def _note_deadline(self, job: Job) -> None:
+        """It waits, for the first time or again: while it did not, its deadline may have been dropped."""
         heapq.heappush(self._deadlines, (job.deadline_at, job.rid))
         if len(self._deadlines) > 2 * len(self.jobs) + DEADLINES_SLACK:  # most have left before theirs
             self._deadlines = [entry for entry in self._deadlines if self._waiting(entry[1])]
@@ -567,7 +573,7 @@ class Controller:
     def _expire(self, now: float, actions: list[Action]) -> None:
         for held in self.lines.values():
             for hold in [hold for hold in held.pool.holds if hold.until <= now]:
-                hold.conversation.tokens = 0
+                self.conversations.stayed_away(hold.conversation)
                 held.pool.drop_hold(hold)
         while self._deadlines and self._deadlines[0][0] <= now:
             _, rid = heapq.heappop(self._deadlines)
@@ -677,7 +683,7 @@ class Controller:
         return Refuse(
             job.rid,
             reason,
-            job.lane,
+            roomiest.lane_of(job),
             predicted_wait_seconds=0.0,
             retry_after_seconds=None,
             needed_tokens=job.request.prompt_tokens,

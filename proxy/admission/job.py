@@ -33,6 +33,7 @@ class Job:
     first_token_at: float = 0.0
     drain_until: float = 0.0
     conversation: Conversation | None = None
+    goes_on: bool = False  # another turn of its conversation is expected to follow
     rule: str = "fit"
     # sliced prefill, in tokens from the start of the prompt
     ids_wanted: bool = False
@@ -46,6 +47,7 @@ class Job:
     tail_tokens: int = 0  # prompt tokens outside the shared segments
     segments: tuple[Segment, ...] = ()  # those it takes part in
     paying: tuple[bool, ...] = field(default=())
+    taken_tokens: int = 0  # of what it pays for: held for it before, so that it is resident already
     reserve_tokens: int = 0  # of all its sequences
     uncached_tokens: int = 0  # W, until its first token
     engine_tokens: float = 0.0  # E

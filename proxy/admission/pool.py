@@ -13,6 +13,7 @@ for recorded growth and the short room beside a giant; all ledgers are exactly 0
 """
 
 from proxy.admission.costs import CostModel
+from proxy.admission.foreign import ForeignHistory
 from proxy.admission.job import ENGINE_CLIP_TOKENS, Job, State
 from proxy.admission.limits import Limits
 from proxy.admission.prefix import PrefixLedger, within
@@ -53,6 +54,7 @@ class Pool:
         self.short_backlog_tokens = 0
         self.running_slots = 0  # S
         self.foreign_tokens = 0
+        self.foreign_history = ForeignHistory()
         self.growth_over_budget = 0  # how often a stream outgrew what was left
         self.hold_until = 0.0  # after back-pressure from the engine
         self.backoff_seconds = 0.0  # not 0: nothing got through since then
@@ -73,6 +75,7 @@ class Pool:
         self.facts = facts
         self.up = True
         self.foreign_tokens = 0
+        self.foreign_history.clear()
         self.idle.clear()
         while self.holds:
             self.drop_hold(self.holds[0])
@@ -205,7 +208,10 @@ class Pool:
         return need_tokens + self.express_tokens > self.budget_tokens
 
     def own_tokens(self, job: Job) -> int:
-        """What the ledger gets back when the job ends and nobody shares its prompt."""
+        """What the ledger gets back when the job ends and nobody shares its prompt.
+
+        A context that was held for it counts as its own, not as what shorts take of their share.
+        """
         paid = sum(s.tokens for s, pays in zip(job.segments, job.paying, strict=False) if pays)
         return job.tail_tokens + job.reserve_tokens + paid
 
@@ -269,8 +275,12 @@ class Pool:
 
     def misfits(self, job: Job, reserve_tokens: int) -> list[str]:
         """`fits` in words: what is short, and which number says so."""
+        others = (
+            f"; traffic that bypasses the proxy takes {self.foreign_tokens}" if self.foreign_tokens else ""
+        )
+        need = self.need_tokens(job, reserve_tokens)
         words = {
-            "C": f"{self.need_tokens(job, reserve_tokens)} KV tokens are needed, {self.free_tokens} are free",
+            "C": f"{need} KV tokens are needed, {self.free_tokens} are free{others}",
             "E": "the server would queue it: its own reserve for running outputs is too large",
             "S": f"{self.running_slots} of {self.facts.max_running_requests} running slots are taken",
         }
@@ -456,7 +466,7 @@ class Pool:
         if not job.prefill_done:
             self._leave_backlog(job)
         if not job.long:
-            self._short_tokens -= self.own_tokens(job) - job.reserve_tokens
+            self._short_tokens -= self.own_tokens(job) - job.reserve_tokens - job.taken_tokens
         self._set_reserve(job, 0)
         self._tail_tokens -= job.tail_tokens
         self._generated_tokens -= job.generated_tokens
@@ -464,6 +474,7 @@ class Pool:
         self.idle.add(self.prefix.release(job.segments, job.paying))
         self.running_slots -= job.request.sequences
         job.engine_tokens, job.tail_tokens, job.generated_tokens, job.paying = 0.0, 0, 0, ()
+        job.taken_tokens = 0
         job.sliced_tokens, job.slice_boost = 0, 1
         job.slice_ends.clear()
         job.slice_bases.clear()
@@ -482,6 +493,13 @@ class Pool:
         self.holds.remove(hold)
         self.idle.add(self.prefix.drop(hold.segments))
         self.version += 1
+
+    def take_over(self, job: Job) -> None:
+        """The hold it continues has been dropped: the context is its charge now."""
+        before = self.own_tokens(job)
+        job.paying = self.prefix.take_over(job.segments, job.paying)
+        job.taken_tokens = self.own_tokens(job) - before
+        self._charge_tenant(job, job.taken_tokens)
 
     def cut_budget(self, now: float) -> None:
         """The engine had to retract, or finds no room for what it was sent: there is less than we thought."""

@@ -84,6 +84,16 @@ class PrefixLedger:
             paying.append(not riding)
         return tuple(paying)
 
+    def take_over(self, segments: tuple[Segment, ...], paying: tuple[bool, ...]) -> tuple[bool, ...]:
+        """What a hold has left to this holder alone it pays for from now on, as the charge says anyway."""
+        now_paying = list(paying)
+        for index, segment in enumerate(segments):
+            node = self._nodes[segment.key]
+            if not now_paying[index] and not node.payers:
+                node.payers, node.riders = 1, node.riders - 1
+                now_paying[index] = True
+        return tuple(now_paying)
+
     def mark_ready(self, segments: tuple[Segment, ...], paying: tuple[bool, ...] = ()) -> tuple[bool, ...]:
         """A holder's prefill is done: its segments can be shared from now on.
 

@@ -16,13 +16,17 @@ from proxy.admission.types import Request, Segment
 CONVERSATIONS_KEPT = 20_000
 THINK_SECONDS = 5.0  # until one was seen
 THINK_WEIGHT = 0.3
+# A first turn without a session's name may be all there is. It is held if enough of them came back lately.
+RETURN_SHARE = 0.2  # until one did or did not: the first that is seen to come back is enough
+RETURN_WEIGHT = 0.2
+MIN_RETURN_SHARE = 0.3
 HOLD_THINKS = 3.0  # how many think times a hold lasts while nobody waits,
 HOLD_THINKS_WAITING = 2.0  # and while somebody does
 MIN_HOLD_TOKENS = 2048  # a smaller context is prefilled again in no time
 # Of B. At a half, two of three 50K contexts of the 186,624-token pool cannot be held at once, and the
 # third slot turns over with every turn: 0.19 turns/s instead of 0.24 (twenty agents, virtual time).
 MAX_HELD_SHARE = 0.85
-QUANTUM_SECONDS = 45.0  # how long a context may stay while others wait,
+QUANTUM_SECONDS = 40.0  # how long a context may stay while others wait: the curve is in docs/algorithm.md,
 QUANTUM_PREFILLS = 5.0  # or so many times what its prefill cost
 
 
@@ -36,6 +40,7 @@ class Conversation:
     turns: int = 0
     prompt_tokens: int = 0  # of its last turn
     think_seconds: float = THINK_SECONDS
+    followed: bool | None = None  # whether a second turn came after the first; None: not known yet
     ended_at: float | None = None
     running: int = 0
     resident_since: float = 0.0
@@ -109,6 +114,8 @@ class Conversations:
 
     def __init__(self) -> None:
         self._by_key: OrderedDict[bytes, Conversation] = OrderedDict()
+        self.return_share = RETURN_SHARE  # of first turns without a name that a second one followed
+        self.think_seconds = THINK_SECONDS  # what is usual
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -130,11 +137,12 @@ class Conversations:
         found = self.find(request)
         if found is None:
             key = _session_key(request) if request.session else request.segments[-1].key
-            found = Conversation(key, bool(request.session))
+            found = Conversation(key, bool(request.session), think_seconds=self.think_seconds)
             self._keep(found)
         elif found.ended_at is not None and not found.running:
             think = max(0.0, arrived_at - found.ended_at)
             found.think_seconds += THINK_WEIGHT * (think - found.think_seconds)
+            self.think_seconds += THINK_WEIGHT * (think - self.think_seconds)
         if request.prompt_tokens > found.prompt_tokens:
             found.turns += 1  # the same prompt once more, a retry or a benchmark, is no next turn
         found.prompt_tokens = request.prompt_tokens
@@ -151,11 +159,50 @@ class Conversations:
             conversation.tail = tail
         self._keep(conversation)
 
+    def hold_seconds(self, conversation: Conversation, prefill_seconds: float) -> float:
+        """How long to keep its context for a next turn; 0 when none is to be expected.
+
+        One that is not sure to come is waited for no longer than computing the context anew would
+        take: so waiting costs at most twice what knowing would have (the ski-rental bound).
+        """
+        if conversation.explicit or conversation.turns >= 2:
+            return HOLD_THINKS * conversation.think_seconds
+        if self.return_share < MIN_RETURN_SHARE:
+            return 0.0
+        return min(HOLD_THINKS * conversation.think_seconds, prefill_seconds)
+
+    def stayed_away(self, conversation: Conversation) -> None:
+        """Its context was held as long as it could be, and no next turn came."""
+        conversation.tokens = 0
+        self._learn_return(conversation, followed=False)
+
+    def goes_on(self, request: Request) -> bool:
+        """A request has arrived: will another turn follow? Learns when it is itself a second one."""
+        if not request.segments or request.prompt_tokens < MIN_HOLD_TOKENS:
+            return False
+        if request.session:
+            return True
+        found = self.find(request)
+        if found is not None and request.prompt_tokens > found.prompt_tokens:
+            self._learn_return(found, followed=True)
+            return True
+        return self.return_share >= MIN_RETURN_SHARE
+
+    def _learn_return(self, conversation: Conversation, *, followed: bool) -> None:
+        if conversation.followed is None and not conversation.explicit:
+            conversation.followed = followed
+            self.return_share += RETURN_WEIGHT * (followed - self.return_share)
+
     def _keep(self, conversation: Conversation) -> None:
         self._by_key[conversation.tail] = conversation
         self._by_key.move_to_end(conversation.tail)
         while len(self._by_key) > CONVERSATIONS_KEPT:
             self._by_key.popitem(last=False)
+
+
+def quantum_seconds(prefill_seconds: float) -> float:
+    """How long a context may stay while others wait, if computing it takes that long."""
+    return max(QUANTUM_SECONDS, QUANTUM_PREFILLS * prefill_seconds)
 
 
 def _session_key(request: Request) -> bytes:

@@ -38,7 +38,7 @@ class Router:
     def choose(self, job: Job, now: float) -> Line | None:
         """The line that has `job` done first; None when no open pool can ever take it."""
         request = job.request
-        serving = [line for line in self._serving(request.model) if line.pool.open]
+        serving = [line for line in self._serving(request) if line.pool.open]
         able = [line for line in serving if refusal.limit_exceeded(line.pool, request) is None]
         if len(able) <= 1:
             return able[0] if able else None
@@ -54,10 +54,12 @@ class Router:
         """Why no open pool takes `request`."""
         if not any(line.pool.open for line in self._lines.values()):
             return Reason.NO_BACKEND
-        serving = self._serving(request.model)
+        serving = self._serving(request)
         if not serving:
-            expected = self.unseen or any(
-                request.model in line.pool.facts.models for line in self._lines.values()
+            expected = (
+                self.unseen
+                or request.pinned_pool
+                or any(request.model in line.pool.facts.models for line in self._lines.values())
             )
             return Reason.NO_BACKEND if expected else Reason.MODEL_NOT_FOUND
         closed = [line.pool for line in serving if not line.pool.open]
@@ -68,7 +70,7 @@ class Router:
 
     def roomiest(self, request: Request) -> Line | None:
         """Of the open pools that serve it, the one that takes the longest prompts."""
-        serving = [line for line in self._serving(request.model) if line.pool.open]
+        serving = [line for line in self._serving(request) if line.pool.open]
         return max(serving, key=lambda line: line.pool.max_prompt_tokens, default=None)
 
     def stealable(self, line: Line, now: float) -> Iterator[Job]:
@@ -96,7 +98,7 @@ class Router:
         request = job.request
         if refusal.limit_exceeded(line.pool, request) is not None:
             return False
-        if line not in self._serving(request.model):
+        if line not in self._serving(request):
             return False
         home = job.conversation.pool if job.conversation is not None else ""
         here, idle = self._cost(line, job, home, now)
@@ -134,8 +136,15 @@ class Router:
             return 0.0
         return SPILL_SECONDS if set_aside else job.request.wait_limit_seconds
 
-    def _serving(self, model: str) -> list[Line]:
-        """The lines for `model`, those that are down included.
+    def _serving(self, request: Request) -> list[Line]:
+        """The lines for a request, those that are down included."""
+        if request.pinned_pool:
+            line = self._lines.get(request.pinned_pool)
+            return [] if line is None or line.pool.leaving else [line]
+        return self._naming(request.model)
+
+    def _naming(self, model: str) -> list[Line]:
+        """The lines for `model`.
 
         SGLang serves any name as its own. So does a server that reports none; and so do all, while
         it is certain that they serve the same model, and `strict_models` is off.

@@ -155,6 +155,7 @@ class Sensor:
         foreign = min(max(pool.foreign_tokens, least), most)
         deadband = max(FOREIGN_DEADBAND_TOKENS, int(FOREIGN_DEADBAND_SHARE * pool.facts.pool_tokens))
         foreign = foreign if foreign > deadband else 0
+        pool.foreign_history.saw(sample.at, foreign, pool.facts.pool_tokens)
         if foreign != pool.foreign_tokens:
             pool.foreign_tokens = foreign
             pool.version += 1
@@ -163,7 +164,7 @@ class Sensor:
         """Of what U counts for a job: what may not be in the engine, or not any more."""
         if job.state is State.DECODE:
             return 0
-        own = self._pool.own_tokens(job) - job.reserve_tokens + job.generated_tokens
+        own = self._pool.own_tokens(job) - job.taken_tokens - job.reserve_tokens + job.generated_tokens
         return own - (self._pool.unfilled_tokens if job is self._pool.sliced else 0)
 
     def _prefilled(self, sample: LoadSample) -> list[Job]:

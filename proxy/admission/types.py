@@ -71,6 +71,7 @@ class Request:
     `sliceable`: its exact ids can be had (`Tokenize`), so that its prefill can go in slices.
     `session` is the client's own name for the conversation, where it gave one.
     `uncertainty` is the share by which an estimated prompt may be over-counted; 0 when exact.
+    `pinned_pool`: the only one that can serve it, since it has the history that the request goes on from.
     """
 
     rid: str
@@ -88,6 +89,7 @@ class Request:
     uncertainty: float = 0.0
     sliceable: bool = False
     session: str = ""
+    pinned_pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)

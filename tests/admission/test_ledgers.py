@@ -192,7 +192,9 @@ def finish_all(drive: Drive) -> None:
             drive.step(SliceDone(done.rid, done.end_tokens, done.end_tokens - 1))
         drive.slices.clear()
         for rid in sorted(controller.jobs):
-            job = controller.jobs[rid]
+            job = controller.jobs.get(rid)
+            if job is None:  # its deadline has come meanwhile
+                continue
             if job.state is State.SLICING and job.ids_tokens is None:
                 drive.step(Sliceable(rid, None))
             if rid in controller.jobs and controller.jobs[rid].state not in (State.QUEUED, State.SLICING):

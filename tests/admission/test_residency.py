@@ -1,3 +1,5 @@
+import pytest
+
 from proxy.admission.controller import Controller
 from proxy.admission.limits import Limits
 from proxy.admission.residency import IdleCache
@@ -66,6 +68,50 @@ def test_an_unnamed_conversation_is_held_from_its_second_turn_on() -> None:
     assert talk.held == 0
     talk.turn(chain("a", 50), session="")
     assert talk.held == 50_000
+
+
+def test_a_first_turn_without_a_name_is_held_once_others_have_come_back() -> None:
+    talk = Talk()
+    talk.turn(chain("a", 48), session="")
+    talk.turn(chain("a", 50), session="")
+    talk.step(Tick())
+    talk.turn(chain("b", 30), session="")
+    assert talk.held == 80_000
+
+
+def test_first_turns_without_a_name_are_held_no_more_when_nothing_follows() -> None:
+    talk = Talk()
+    talk.turn(chain("a", 48), session="")
+    talk.turn(chain("a", 50), session="")
+    held = 0
+    for number in range(6):
+        talk.turn(chain(f"single {number}", 20), session="", after=60.0)
+        held += talk.held == 20_000
+    assert 1 <= held <= 3
+
+
+def test_a_first_turn_is_held_no_longer_than_its_prefill_took() -> None:
+    talk = Talk()
+    talk.turn(chain("a", 48), session="")
+    talk.turn(chain("a", 50), session="")
+    talk.turn(chain("b", 20), session="", after=60.0)
+    pool = talk.controller.lines["p"].pool
+    (hold,) = pool.holds
+    assert hold.until - hold.since == pytest.approx(pool.costs.prefill_seconds(20_000), rel=0.2)
+
+
+def test_the_context_that_was_held_is_the_charge_of_the_next_turn_and_of_its_tenant() -> None:
+    talk = Talk()
+    talk.turn(chain("a", 48))
+    pool = talk.controller.lines["p"].pool
+    segments = chain("a", 50)
+    talk.step(Arrival(Request("next", 50_100, 300, segments=segments, session="s")))
+    job = pool.jobs["next"]
+    assert pool.own_tokens(job) == pool.committed_tokens == 50_100 + job.reserve_tokens
+    assert pool.tenant_tokens == {"default": pool.committed_tokens}
+    assert pool.short_tokens == 2100 + job.reserve_tokens
+    talk.step(Finished("next", 50_100, 300))
+    assert (pool.committed_tokens, pool.short_tokens, pool.tenant_tokens) == (0, 0, {})
 
 
 def test_the_next_turn_of_a_held_context_is_a_short() -> None:

@@ -19,6 +19,7 @@ from proxy.admission.types import (
     PoolGone,
     PoolLeaving,
     PoolUp,
+    Reason,
     Refuse,
     Request,
     Requeue,
@@ -158,3 +159,55 @@ def test_nothing_is_lost_sent_twice_or_left_charged(drawn: list[tuple[str, int, 
     for line in world.controller.lines.values():
         assert line.pool.committed_tokens == line.pool.backlog_tokens == line.pool.running_slots == 0
         assert line.pool.engine_tokens == 0
+
+
+# --- requests that only one pool can serve ---
+
+
+def pools(*names: str) -> Controller:
+    controller = Controller(Limits())
+    for name in names:
+        controller.step(0.0, PoolUp(name, PoolFacts(30_000, models=(f"model of {name}",))))
+    return controller
+
+
+def decided(controller: Controller, rid: str, pinned_pool: str, tokens: int = 1000) -> Dispatch | Refuse:
+    request = Request(rid, tokens, max_tokens=10, model="model of a", pinned_pool=pinned_pool)
+    (action,) = controller.step(1.0, Arrival(request))
+    assert isinstance(action, Dispatch | Refuse)
+    return action
+
+
+def test_a_pinned_request_goes_to_its_pool_whatever_the_others_are_good_for() -> None:
+    controller = pools("a", "b", "c")
+    for number in range(3):
+        assert decided(controller, f"{number}", "b").pool == "b"  # type: ignore[union-attr]
+
+
+def test_a_pinned_request_is_not_taken_over_by_a_pool_without_work() -> None:
+    controller = pools("a", "b")
+    assert isinstance(decided(controller, "fills it", "b", tokens=27_000), Dispatch)
+    waiting = Request("waits", 20_000, max_tokens=10, pinned_pool="b", wait_limit_seconds=600.0)
+    assert controller.step(1.0, Arrival(waiting)) == []
+    for now in (2.0, 5.0, 9.0):
+        assert controller.step(now, Tick()) == []
+    assert controller.jobs["waits"].pool == "b"
+    actions = controller.step(10.0, Finished("fills it", 27_000, 5))
+    assert [action.pool for action in actions if isinstance(action, Dispatch)] == ["b"]
+
+
+def test_a_pinned_request_is_refused_by_what_its_own_pool_can_take() -> None:
+    controller = pools("a")
+    controller.step(0.0, PoolUp("b", PoolFacts(300_000)))
+    refuse = decided(controller, "too long", "a", tokens=200_000)
+    assert isinstance(refuse, Refuse)
+    assert refuse.reason is Reason.CONTEXT_LENGTH_EXCEEDED
+
+
+def test_without_its_pool_a_pinned_request_is_told_that_no_backend_is_up() -> None:
+    for event in (PoolDown("b"), PoolLeaving("b"), PoolGone("b")):
+        controller = pools("a", "b")
+        controller.step(0.5, event)
+        refuse = decided(controller, "1", "b")
+        assert isinstance(refuse, Refuse), event
+        assert refuse.reason is Reason.NO_BACKEND

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from proxy.admission.backfill import Gate, Rule
 from proxy.admission.controller import Controller
+from proxy.admission.foreign import ForeignHistory
 from proxy.admission.job import Job, State
 from proxy.admission.limits import Limits
 from proxy.admission.line import Due, Line
@@ -435,6 +436,41 @@ class GuessesByCount(Rebuilt):
     class line_type(Line):  # noqa: N801
         def predicted_wait(self, job: Job, now: float) -> float:
             return 1.0 + self.position(job)
+
+
+class ForeignLeavesAtOnce(Rebuilt):
+    """What bypasses the proxy is counted as room, and expected to make some whenever it is needed."""
+
+    class pool_type(Pool):  # noqa: N801
+        class Gone(ForeignHistory):
+            def falls_at(self, now: float, tokens: int, pool_tokens: int) -> float:
+                return now
+
+        def __init__(self, name: str, facts: PoolFacts, limits: Limits) -> None:
+            super().__init__(name, facts, limits)
+            self.foreign_history = self.Gone()
+
+
+class ForeignStays(Rebuilt):
+    """What bypasses the proxy is expected to stay for an hour, whenever it came."""
+
+    class pool_type(Pool):  # noqa: N801
+        class Lasting(ForeignHistory):
+            def falls_at(self, now: float, tokens: int, pool_tokens: int) -> float:
+                return now + 3600.0
+
+        def __init__(self, name: str, facts: PoolFacts, limits: Limits) -> None:
+            super().__init__(name, facts, limits)
+            self.foreign_history = self.Lasting()
+
+
+class AllWaitForForeign(Rebuilt):
+    """Whoever waits is told to wait until what bypasses the proxy has gone."""
+
+    class line_type(Line):  # noqa: N801
+        def predicted_wait(self, job: Job, now: float) -> float:
+            gone_at = self.pool.foreign_history.falls_at(now, 0, self.pool.facts.pool_tokens)
+            return max(gone_at - now, super().predicted_wait(job, now))
 
 
 class DrainWaits(Controller):

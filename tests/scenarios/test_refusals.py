@@ -9,14 +9,14 @@ import pytest
 
 from proxy.admission.controller import Controller
 from proxy.admission.limits import Limits
-from proxy.admission.types import Drain, Reason, Refuse
+from proxy.admission.types import Drain, Lane, PoolDown, Reason, Refuse
 from proxy.api import answers
 from proxy.simulator.mixes import longs
 from proxy.simulator.records import Outcome, Record
 from proxy.simulator.virtual import replay
 from proxy.simulator.workload import Client, Turn, Workload, fixed
 from proxy.tokens.shape import Api
-from tests.scenarios.hand import POOLS_TOKENS, Hand
+from tests.scenarios.hand import POOL, POOLS_TOKENS, Hand
 from tests.scenarios.policies import (
     DrainedInChorus,
     DrainWaits,
@@ -159,6 +159,17 @@ def test_a_hundred_that_are_refused_at_once_come_back_one_after_the_other(prompt
 
 def test_draining_answers_the_queued_now_and_lets_streams_end() -> None:
     check_19(Controller)
+
+
+def test_who_no_pool_takes_is_counted_in_the_lane_of_its_size() -> None:
+    hand = Hand(Controller, POOLS_TOKENS[1])
+    rids = {hand.arrive(2 * POOLS_TOKENS[1], 500): Lane.GIANT, hand.arrive(300, 5_000_000): Lane.SHORT}
+    hand.step(PoolDown(POOL))
+    rids |= {hand.arrive(64_000, 500): Lane.LONG, hand.arrive(300, 100): Lane.SHORT}
+    hand.step(Drain())
+    rids |= {hand.arrive(64_000, 500): Lane.LONG, hand.arrive(300, 100): Lane.SHORT}
+    assert {rid: refusal.lane for rid, refusal in hand.refused.items()} == rids
+    assert len({refusal.reason for refusal in hand.refused.values()}) == 3
 
 
 @pytest.mark.parametrize(
