@@ -9,9 +9,10 @@ CODE := proxy tests grafana docs
 # The real-SGLang suite is left out of `make test` (pyproject.toml); here it is the only one, and slow.
 SGLANG_PYTEST := -o addopts="-ra --strict-markers --strict-config --import-mode=importlib" --timeout=900 --durations=10
 BENCH ?= all
+MINUTES ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sglang test-deploy docs bench bench-overhead lint format clean
+.PHONY: help demo test test-sglang test-deploy docs bench bench-overhead fuzz soak lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,12 +38,19 @@ docs: $(DEV_STAMP) ## Build the documentation as a site into site/; a dead link 
 	$(RUN) -m pytest --quiet tests/operations/test_site.py
 	@echo "site/index.html"
 
-bench: $(DEV_STAMP) ## Full-size loads on a real SGLang, direct against proxied (BENCH=story for one of them)
+bench: $(DEV_STAMP) ## Full-size loads on a real SGLang, direct against proxied (BENCH=story, BENCH='true-speed --rivals' ...)
 	$(RUN) -m tests.sglang.install
 	$(RUN) -m tests.load.compare $(BENCH)
 
 bench-overhead: $(DEV_STAMP) ## What the proxy costs against a fast engine, direct and proxied in turns (seven minutes)
 	$(RUN) -m tests.bench.overhead
+
+fuzz: $(DEV_STAMP) ## Send the proxy 50,000 mutated requests: none may break it (two minutes)
+	$(RUN) -m tests.fuzz
+
+soak: $(DEV_STAMP) ## Half an hour of mixed load with random faults on a real SGLang (MINUTES=30)
+	$(RUN) -m tests.sglang.install
+	$(RUN) -m tests.soak --minutes $(MINUTES)
 
 lint: $(DEV_STAMP) ## Check style and types
 	$(RUN) -m ruff check $(CODE)

@@ -16,13 +16,14 @@ from proxy.api import state
 from proxy.api.answers import wrong_method
 from proxy.api.asgi import Receive, Scope, Send, answer
 from proxy.api.gate import Gate
-from proxy.api.inference import Handler
+from proxy.api.inference import serve
 from proxy.api.keys import Door
 from proxy.api.own import Own, Reloaded
 from proxy.api.paths import INFERENCE, family_of, is_read, methods_of
 from proxy.api.reads import Reads
 from proxy.api.replies import http_error
 from proxy.api.room import LARGEST_BODIES, Room
+from proxy.api.services import Services
 from proxy.api.tokenizer_check import TokenizerCheck
 from proxy.backend_spec import BackendSpec
 from proxy.fleet import Fleet
@@ -74,9 +75,10 @@ class App:
         self.sizer = Sizer(
             tokenizer_path=settings.tokenizer_path,
             chat_template=None if template is None else Path(template),
+            image_family=settings.image_family,
         )
         self.metrics = Metrics(
-            lambda: state.snapshot(self.gate),
+            lambda: state.snapshot(self.gate, self.tokenizer_check.verdicts),
             mode=settings.mode,
             max_queue_seconds=settings.max_queue_seconds,
         )
@@ -100,13 +102,14 @@ class App:
             settings, load, self._adopt, door=self.door, fleet=self.fleet, metrics=self.metrics
         )
         self.room = room = Room(LARGEST_BODIES * settings.max_body_bytes)
-        own = self._own = Own(settings, self.gate, self.sizer, self.metrics, room, self.reload)
+        checks = self.tokenizer_check.verdicts
+        own = self._own = Own(settings, self.gate, self.sizer, self.metrics, room, self.reload, checks)
         apart = settings.admin_address is not None
         self.tracer = make_tracer()
-        self._inference = Handler(
+        self.services = Services(
             settings, self.sizer, self.gate, self.backend_of, self.metrics, self.door, room, self.tracer
         )
-        self._reads = Reads(settings, self.gate, self.backend_of, self.door, room)
+        self._reads = Reads(self.services)
         self._live = own.live
         self._rest = _router([*own.probes(), *([] if apart else own.admin())])
         self.admin = _router([*own.probes(), *own.admin()]) if apart else None
@@ -125,14 +128,14 @@ class App:
         async def reload() -> None:
             await self.reload()
 
-        self._inference.spawn(reload())
+        self.services.spawn(reload())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = scope["path"]
             api = INFERENCE.get(path)
             if api is not None and scope["method"] == "POST":
-                await self._inference.serve(api, scope, receive, send)
+                await serve(self.services, api, scope, receive, send)
                 return
             if is_read(scope["method"], path):
                 await self._reads.serve(scope, receive, send)
@@ -155,7 +158,7 @@ class App:
             yield
         finally:
             await self.abort_running()
-            await self._inference.close()
+            await self.services.close()
             self.tokenizer_check.close()
             self.gate.close()
             self.sizer.close()
@@ -172,6 +175,7 @@ class App:
 
     async def abort_running(self) -> None:
         """Ends all requests at the servers, within seconds; their clients are told. Nothing more is sent."""
+        await self.services.background.close()
         await self.fleet.close()
 
     def _make_backend(self, spec: BackendSpec) -> Backend:
@@ -186,7 +190,7 @@ class App:
 
     def _adopt(self, settings: Settings) -> None:
         """Limits have changed: they count from the next request on, and for those that wait."""
-        self.settings = self._inference.settings = self._own.settings = settings
+        self.settings = self.services.settings = self._own.settings = settings
         self.metrics.adopt(mode=settings.mode, max_queue_seconds=settings.max_queue_seconds)
         self.gate.adopt(limits_of(settings))
 

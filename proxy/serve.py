@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -23,6 +24,8 @@ BACKLOG_CONNECTIONS = 2048
 KEEPALIVE_SECONDS = 75  # longer than the idle time of common load balancers in front
 SWITCH_SECONDS = 0.001  # the counting thread gives the event loop its turn this often
 LEAVE_POLL_SECONDS = 0.05
+OWN_DESCRIPTORS = 48  # beside connections: listeners, logs, the event loop, polls, aborts
+MOST_DESCRIPTORS = 1_048_576  # what is asked for where the system knows no limit
 YOUNG_OBJECTS = 10_000  # between collections; by default 700, which is one for every other request
 
 
@@ -63,8 +66,25 @@ def make_server(app: Any, host: str, port: int) -> Server:
         backlog=BACKLOG_CONNECTIONS,
         timeout_keep_alive=KEEPALIVE_SECONDS,
         timeout_graceful_shutdown=1,
+        limit_concurrency=most_connections(),
     )
     return Server(config)
+
+
+def most_connections() -> int:
+    """How many clients may be connected. Each may need a connection to a server as well, and as many
+    again may be on their way out: clients must never take what polls and admitted requests need."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return max(2, (allowed - OWN_DESCRIPTORS) // 3)
+
+
+def _raise_descriptor_limit() -> None:
+    """To what the system allows this process: the usual 1,024 are 325 clients."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
+    with contextlib.suppress(ValueError, OSError):  # macOS names a limit that it does not take
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def run(settings: Settings) -> None:
@@ -85,6 +105,7 @@ async def serve(settings: Settings) -> None:
     finish within PROXY_DRAIN_SECONDS; what is left then is aborted. A second signal leaves at once.
     SIGHUP reads limits, keys and servers again.
     """
+    _raise_descriptor_limit()
     app = App(settings)
     sys.setswitchinterval(SWITCH_SECONDS)
     servers = [make_server(app, settings.host, settings.port)]

@@ -12,6 +12,22 @@ from pydantic_settings import NoDecode
 
 from proxy.backend_spec import ALLOWED, BackendSpec, parse_backends
 
+ImageFamily = Literal[
+    "patches",
+    "qwen2_vl",
+    "qwen3_vl",
+    "glm4v",
+    "kimi_vl",
+    "kimi_k25",
+    "internvl",
+    "gemma3",
+    "gemma4",
+    "llama4",
+    "pixtral",
+    "mistral3",
+    "minicpmv",
+]
+
 _HEADER_NAME = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
 
 
@@ -54,7 +70,7 @@ class ServerSettings(BaseModel):
     )
     stall_seconds: float = _setting(
         300.0,
-        "Longest silence between bytes of a stream that has begun.",
+        "Longest silence between bytes of a stream, and, beyond its prefill, before the first.",
         change="Retraction pauses streams for longer (raise), or dead peers must show sooner (lower).",
         gt=0,
         le=86_400,
@@ -115,6 +131,12 @@ class CountSettings(BaseModel):
         "Chat template for exact counting, as SGLang's --chat-template.",
         change="SGLang runs with --chat-template.",
         unset="the tokenizer directory's",
+    )
+    image_family: ImageFamily | None = _setting(
+        None,
+        "The model family whose rule turns an image's pixels into tokens.",
+        change="Requests carry images, and /admission/status shows another family or none (patches).",
+        unset="told by the tokenizer directory, else by the model's name",
     )
     calibrate_streams: float = _setting(
         0.05,

@@ -55,6 +55,7 @@ DEFAULTS: dict[str, object] = {
     "PROXY_CHAT_TEMPLATE": None,
     "PROXY_CONNECT_SECONDS": 5,
     "PROXY_STALL_SECONDS": 300,
+    "PROXY_IMAGE_FAMILY": None,
     "PROXY_CALIBRATE_STREAMS": 0.05,
     "PROXY_LOG_LEVEL": "info",
     "PROXY_LOG_FORMAT": "text",

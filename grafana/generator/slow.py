@@ -10,7 +10,7 @@ SLOW = Dashboard(
         "here; "
         "if not, the engine queues or is slow: panels 3, 4 and 7. 2. *Which resource?* Prefill (3, 4), "
         "memory "
-        "(5, 6) or slots. 3. *Who passes whom?* (8, 9, 10) 4. *Are the numbers right?* (7, 11, 12, 13)"
+        "(5, 6) or slots. 3. *Who passes whom?* (8, 9, 10) 4. *Are the numbers right?* (7, 11, 12, 13, 15)"
     ),
     panels=(
         Panel(
@@ -129,6 +129,13 @@ SLOW = Dashboard(
             "traffic (7).",
             ((per_second("retractions_total", "backend", POOL), "{{backend}}"),),
             red_from=0.001,
+        ),
+        Panel(
+            "15 Tokenizer check",
+            "Probes of the tokenizer directory against the server's own count, by result.",
+            "Any different, or none equal: another model's directory or chat template. `/admission/status` "
+            "names the probes. Empty where `PROXY_TOKENIZER_PATH` is not set.",
+            ((by_pool("tokenizer_probes"), "{{backend}} {{result}}"),),
         ),
     ),
 )

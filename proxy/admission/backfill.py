@@ -32,14 +32,14 @@ class Shadow:
     extra_tokens: int
 
 
-def expected_end(pool: Pool, job: Job, now: float) -> float:
-    """When a job that holds a place is expected to leave it."""
+def expected_end(pool: Pool, job: Job, now: float, prefilled_at: float | None = None) -> float:
+    """When a job that holds a place is expected to leave it; `prefilled_at`: all long prefill is done."""
     if job.state is State.DRAINING:
         return min(job.drain_until, now + 1.0)
     decode = pool.costs.decode_seconds(job.remaining_tokens(), long=job.long)
-    if job.state in (State.PREFILL, State.SLICING):
-        return max(now, pool.prefill_free_at(now)) + decode
-    return now + decode
+    if job.state is State.DECODE:
+        return now + decode
+    return (max(now, pool.prefill_free_at(now)) if prefilled_at is None else prefilled_at) + decode
 
 
 def expected_seconds(pool: Pool, job: Job, reserve_tokens: int) -> float:
@@ -57,9 +57,8 @@ def shadow_of(pool: Pool, head: Job, reserve_tokens: int, now: float) -> Shadow:
     free_slots = slots - pool.running_slots if slots is not None else head.request.sequences
     at = max(now, pool.prefill_free_at(now))
     if free < need or free_slots < head.request.sequences:
-        for end, job in sorted(
-            ((expected_end(pool, job, now), job) for job in pool.jobs.values()), key=lambda x: x[0]
-        ):
+        ends = [(expected_end(pool, job, now, at), job) for job in pool.jobs.values()]
+        for end, job in sorted(ends, key=lambda x: x[0]):
             free += pool.own_tokens(job)
             free_slots += job.request.sequences
             at = max(at, end)

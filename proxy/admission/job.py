@@ -43,10 +43,16 @@ class Job:
     slice_ends: list[int] = field(default_factory=list)  # in flight, in order
     slice_bases: dict[int, int] = field(default_factory=dict)  # by end: what was confirmed when it was sent
     slice_boost: int = 1  # how much larger the next may be, since the last was all cached
+    # what a pool has of its prompt, as of one state of its ledgers
+    looked_up_in: object = None
+    looked_up_at: int = -1
+    ready_tokens: int = 0  # resident with others or held
+    idle_tokens: int = 0  # and then probably still in the engine's cache
     # what it holds in the pool's ledgers
     tail_tokens: int = 0  # prompt tokens outside the shared segments
     segments: tuple[Segment, ...] = ()  # those it takes part in
     paying: tuple[bool, ...] = field(default=())
+    paid_tokens: int = 0  # of those it pays for
     taken_tokens: int = 0  # of what it pays for: held for it before, so that it is resident already
     reserve_tokens: int = 0  # of all its sequences
     uncached_tokens: int = 0  # W, until its first token

@@ -1,88 +1,38 @@
-"""The waiting line of one pool: its lanes, its gate, and who goes next."""
+"""The waiting line of one pool: who goes next, and past whom."""
 
-from collections.abc import Iterator
 from itertools import islice
+from math import inf
 
 from proxy.admission.backfill import Gate, Rule
-from proxy.admission.forecast import Forecast
 from proxy.admission.job import Job
 from proxy.admission.limits import Limits
 from proxy.admission.pool import Pool
-from proxy.admission.queue import Charges, FairQueue
+from proxy.admission.queue import Charges
 from proxy.admission.reservation import Reservation
+from proxy.admission.turns import Turns
 from proxy.admission.types import Lane
 
 Due = tuple[Job, Rule]
 
-
 TENANT_SHARE = 0.5
-MIN_TELLING_SECONDS = 1.0  # shorter predictions are right or wrong by a tick
-BIAS_WEIGHT = 0.1
-BIAS_MOST = 2.0
 SCAN_SHORTS = 32  # first fit looks at this many shorts per round
 SCAN_LONGS = 8  # and at this many longs behind a blocked head
 
 
-class Line:
-    """Orders what waits for one pool. `due` yields who may go now, one by one."""
+class Line(Turns):
+    """Orders what waits for one pool. `next_due` yields who may go now, one by one."""
 
     def __init__(self, pool: Pool, limits: Limits, reservation: Reservation, charges: Charges) -> None:
-        self.pool = pool
-        self.shorts = FairQueue(charges)
-        self.longs = FairQueue(charges)
+        super().__init__(pool, limits, reservation, charges)
         self.gate = Gate(pool)
-        self.bias = 1.0  # of forecasts: actual waits over predicted ones, lately
-        self._limits = limits
-        self._reservation = reservation
-
-    def adopt(self, limits: Limits) -> None:
-        """Go by these limits from now on."""
-        self._limits = limits
-        self.pool.adopt(limits)
-
-    # --- membership ----------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return len(self.shorts) + len(self.longs)
-
-    @property
-    def waiting_tokens(self) -> int:
-        return self.shorts.tokens + self.longs.tokens
-
-    def queue_of(self, job: Job) -> FairQueue:
-        return self.longs if job.long else self.shorts
-
-    def push(self, job: Job, *, front: bool = False) -> None:
-        self.queue_of(job).push(job, front=front)
 
     def remove(self, job: Job) -> None:
-        self.queue_of(job).remove(job)
+        """It waits no longer; a blocked head leaves its gate with it."""
+        super().remove(job)
         if self.gate.head is job:
             self.gate.block(None)
 
-    def jobs(self) -> Iterator[Job]:
-        yield from self.shorts.in_order()
-        yield from self.longs.in_order()
-
-    # --- classification ------------------------------------------------------------------------
-
-    def lane_of(self, job: Job) -> Lane:
-        """By what the job would cost here: its uncached prompt, then its whole need.
-
-        A short prefill that needs more room than shorts have queues with the longs: first fit
-        would pass it for ever.
-        """
-        need = self.pool.need_tokens(job, self.reserve_of(job))
-        short_room = max(self._limits.short_prefill_tokens, self.pool.express_tokens)
-        cheap = self.pool.uncached_tokens(job) <= self._limits.short_prefill_tokens
-        if cheap and self.pool.private_tokens(job) <= short_room:
-            return Lane.SHORT
-        return Lane.GIANT if self.pool.is_giant(need) else Lane.LONG
-
-    def reserve_of(self, job: Job) -> int:
-        return self._reservation.reserve_tokens(job.request) * job.request.sequences
-
-    # --- dispatch ------------------------------------------------------------------------------
+    # --- who goes ------------------------------------------------------------------------------
 
     def next_due(self, now: float) -> Due | None:
         """The next job to start now, or None. The caller admits it and asks again."""
@@ -97,8 +47,12 @@ class Line:
         """The long that is next: the least charged tenant's, unless that holds its half already."""
         if self.longs.tenant_count <= 1 and not len(self.shorts):
             return self.longs.head()
-        heads = self.longs.heads()
-        return next((job for job in heads if not self._over_share(job)), heads[0] if heads else None)
+        first = None
+        for job in self.longs.heads():
+            if not self._over_share(job):
+                return job
+            first = first or job
+        return first
 
     def _over_share(self, job: Job) -> bool:
         """A tenant may hold at most half of B while another waits."""
@@ -108,60 +62,20 @@ class Line:
             return False
         return self.longs.others_wait(tenant) or self.shorts.others_wait(tenant)
 
-    def _take_turns(self, job: Job, end: int, now: float) -> bool:
-        """Must the next slice wait, so that shorts get in before it?"""
-        pool = self.pool
-        if not pool.slicing.shorts_recent(now):
-            return False
-        first = self.shorts.head()
-        if first is not None:
-            if pool.fits(first, self.reserve_of(first)):
-                return not pool.timeline.open_for_shorts(now)
-            if now < pool.slicing.rested_at:  # it waits for a running one, which slices would stall
-                return True
-        if not pool.timeline.busy:
-            return False
-        if pool.short_backlog_tokens:
-            return True  # the engine's own queue is for one
-        # whoever comes next finds no more than about one slice in front
-        depth = job.slice_sent_tokens
-        ahead = max(0.0, pool.timeline.free_at(now) - now) + pool.costs.prefill_seconds(end - depth, depth)
-        return ahead > pool.slicing.compute_seconds
-
-    def next_slice(self, now: float) -> int | None:
-        """How far the prefill under way should go next: the end of a slice, or of the whole prompt.
-
-        0 means that the request itself should follow now; None that there is nothing to send yet.
-        """
-        pool, job = self.pool, self.pool.sliced
-        if job is None or not pool.up or now < pool.hold_until:
-            return None
-        end = None if job.unsliceable else pool.slicing.next_end(job, pool.facts, now)
-        if end is not None:
-            if not pool.slice_fits(end - job.slice_sent_tokens):
-                return None
-            if self._take_turns(job, end, now):
-                return None
-            if job.slice_ends and not job.sliced_tokens:
-                return None  # until one was answered nothing says that the first has begun
-            ahead = pool.slicing.overhead_seconds(end)
-            return end if pool.timeline.open_for_long(ahead, now) else None
-        if job.ids_tokens is None and not job.unsliceable:
-            return None
-        ahead = pool.timeline.tokenize_seconds(job)
-        return 0 if not pool.timeline.busy or now >= pool.timeline.free_at(now) - ahead else None
-
     def _next_short(self, now: float, head: Job | None) -> Due | None:
         pool = self.pool
         if not len(self.shorts) or not pool.timeline.open_for_shorts(now):
             return None
+        room = inf if pool.holds else pool.short_room_tokens  # a hold may fall for it
+        if min(self.shorts.least_tokens, pool.max_prompt_tokens) > room:
+            return None
+        backlog, chunk = pool.short_backlog_tokens, pool.facts.chunk_tokens
         for job in islice(self.shorts.in_order(), SCAN_SHORTS):
-            uncached = pool.uncached_tokens(job)
-            if pool.short_backlog_tokens and pool.short_backlog_tokens + uncached > pool.facts.chunk_tokens:
+            if backlog and backlog + pool.uncached_tokens(job) > chunk:
                 return None  # one chunk's worth at a time; the rest stays where it can be ordered
-            reserve = self.reserve_of(job)
-            if self._over_share(job):
+            if (job.prompt_tokens > room and pool.private_tokens(job) > room) or self._over_share(job):
                 continue
+            reserve = self.reserve_of(job)
             if not pool.fits(job, reserve):
                 if self._dropped_hold(job, now):
                     return self._next_short(now, head)
@@ -182,11 +96,16 @@ class Line:
             return head, Rule.FIT
         if self._dropped_hold(head, now):
             return self._next_long(now, head)
+        if pool.timeline.busy:
+            return None
+        room = pool.long_room_tokens
         for job in islice(self.longs.in_order(), SCAN_LONGS):
-            if job is head:
+            if job is head or (
+                job.prompt_tokens > room and job.lane is Lane.LONG and pool.private_tokens(job) > room
+            ):
                 continue
             reserve = self.reserve_of(job)
-            if not pool.timeline.busy and pool.fits(job, reserve):
+            if pool.fits(job, reserve):
                 rule = self._rule(job, reserve, head, now)
                 if rule is not None:
                     return job, rule
@@ -211,8 +130,10 @@ class Line:
     def _dropped_hold(self, job: Job, now: float) -> bool:
         """Let the hold fall that has stood longest, if one is due and gone would help `job`."""
         pool = self.pool
+        if not pool.holds:
+            return False
         need = pool.need_tokens(job, self.reserve_of(job))
-        if not pool.holds or pool.effective_tokens + need <= pool.budget_tokens:
+        if pool.effective_tokens + need <= pool.budget_tokens:
             return False
         patience = self._limits.max_bypass_seconds if job.long else 0.0
         due = [hold for hold in pool.holds if hold.falls_at(patience) <= now]
@@ -230,6 +151,8 @@ class Line:
             return Rule.FIT
         return self.gate.rule_for(job, reserve, self.reserve_of(head), now)
 
+    # --- what an operator sees, and when to look again -------------------------------------------
+
     def obstacles(self, job: Job, now: float) -> list[str]:
         """What keeps a newcomer from being sent at once, in words an operator can act on."""
         pool, found = self.pool, []
@@ -238,7 +161,7 @@ class Line:
             found.append("the server said its own queue is full")
         found.extend(pool.misfits(job, reserve))
         if job.long:
-            if len(self.longs):
+            if len(self.longs) and not self._passes_longs(job, reserve, now):
                 found.append(f"{len(self.longs)} long requests are queued before it")
             if pool.sliced is not None or not self._open_for_long(job, now):
                 found.append("another long prompt is in prefill")
@@ -254,33 +177,15 @@ class Line:
                 found.append("the gate is closed for a long request that has waited too long")
         return found
 
-    # --- prediction ----------------------------------------------------------------------------
-
-    def waited(self, job: Job, waited_seconds: float) -> None:
-        """A job has been sent that a forecast was made for when it came."""
-        predicted = job.predicted_wait_seconds
-        if predicted < MIN_TELLING_SECONDS:
-            return
-        ratio = min(BIAS_MOST, waited_seconds / (predicted / self.bias))
-        self.bias += BIAS_WEIGHT * (max(1 / BIAS_MOST, ratio) - self.bias)
-
-    def predicted_wait(self, job: Job, now: float) -> float:
-        """Seconds until `job` would be sent; it may be queued already or not."""
-        return self.bias * self._forecast_wait(job, now)
-
-    def _forecast_wait(self, job: Job, now: float) -> float:
-        forecast = Forecast(self.pool, self._reservation, now)
-        queue = self.queue_of(job)
-        position = queue.position(job)
-        if job.long:
-            ahead = (other for other in islice(self.longs.in_order(), position) if other is not job)
-            return forecast.long_wait(job, ahead, position)
-        tokens_ahead = queue.tokens * position // max(1, len(queue))
-        return forecast.short_wait(job, position, tokens_ahead)
-
-    def position(self, job: Job) -> int:
-        """How many of its lane are before it."""
-        return self.queue_of(job).position(job)
+    def _passes_longs(self, job: Job, reserve: int, now: float) -> bool:
+        """Would a newcomer go past the long requests that wait?"""
+        pool, head = self.pool, self._long_head()
+        if head is None or len(self.longs) >= SCAN_LONGS or pool.timeline.busy or not pool.fits(job, reserve):
+            return False
+        if pool.uncached_tokens(head) > self._limits.short_prefill_tokens and pool.sliced is not None:
+            return False
+        self.gate.block(head)
+        return self._rule(job, reserve, head, now) is not None
 
     def wakeup(self, now: float) -> float | None:
         """When to look again although nothing happened."""
@@ -292,7 +197,8 @@ class Line:
             job = pool.sliced
             times.append(pool.timeline.wakeup(pool.slicing.overhead_seconds(job.slice_sent_tokens), now))
             times.append(pool.timeline.wakeup(pool.timeline.tokenize_seconds(job), now))
-            times.append(pool.slicing.rested_at if pool.slicing.rested_at > now else None)
+            rests = (pool.slicing.half_rested_at, pool.slicing.rested_at)
+            times.extend(at for at in rests if at > now)
         if len(self):
             times.append(pool.hold_until if pool.hold_until > now else None)
         if len(self.shorts):

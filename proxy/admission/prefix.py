@@ -55,6 +55,11 @@ class PrefixLedger:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def has(self, segment: Segment) -> bool:
+        """Is it kept resident by somebody or a hold?"""
+        node = self._nodes.get(segment.key)
+        return node is not None and node.ready
+
     def ready(self, segments: tuple[Segment, ...]) -> tuple[int, int]:
         """How many leading segments are kept resident by others or a hold, and their tokens."""
         count = total = 0

@@ -2,12 +2,17 @@
 
 import math
 
+from proxy.admission.backfill import expected_seconds
+from proxy.admission.job import Job
 from proxy.admission.pool import Pool
 from proxy.admission.types import Request
 
 UNKNOWN_RATE_SLACK = 3.0  # before the prefill rate is known, refuse only what is far beyond hope
 PROMISE_MARGIN = 1.25  # a promise is kept: better refuse at once than after the whole wait
 JITTER = 0.1  # share by which equal refusals are spread
+RETURN_SPACING = 1.25  # of the time that serving one takes: some of the room is for newcomers
+AHEAD_SLACK = 10
+LONGEST_RETURN_SECONDS = 60.0  # who would have to stay away for longer is told not to come back by itself
 NO_BACKEND_RETRY_SECONDS = (1.0, 10.0)
 
 
@@ -28,29 +33,46 @@ def limit_exceeded(pool: Pool, request: Request) -> int | None:
     return None
 
 
-class Burst:
-    """Counts refusals in a row, so that the k-th is told to come back k services later."""
+class Returns:
+    """When the refused of a lane were told to come back: one after the other, as fast as they can be served.
 
-    __slots__ = ("_at", "_turns")
+    What is promised is a moment, not a delay: it does not melt while those that were admitted keep
+    the server busy. So a crowd that was sent away comes back as a queue, and newcomers get in between.
+    """
+
+    __slots__ = ("_last_at", "_told_at")
 
     def __init__(self) -> None:
-        self._turns = 0.0  # seconds of service already promised to refused ones
-        self._at = -math.inf
+        self._last_at = -math.inf  # of those who will come back
+        self._told_at = -math.inf  # of all
 
-    def next_turn(self, now: float, service_seconds: float) -> float:
-        """Seconds of others' service to wait out first; what was promised melts as time passes."""
-        self._turns = max(0.0, self._turns - (now - self._at)) if self._turns else 0.0
-        self._at = now
-        turn = self._turns
-        self._turns += max(0.01, service_seconds)
-        return turn
+    def seconds(self, now: float, earliest_seconds: float, service_seconds: float) -> float:
+        """How long the next one is told to stay away. Who is told too long takes nobody's turn."""
+        earliest, spacing = now + earliest_seconds, RETURN_SPACING * service_seconds
+        at = max(earliest, self._last_at + spacing)
+        if at - now <= LONGEST_RETURN_SECONDS:
+            self._last_at = at
+        else:
+            at = max(at, self._told_at + spacing)
+        self._told_at = at
+        return at - now
 
 
-def retry_after_seconds(predicted_wait: float, wait_limit: float, turn_seconds: float, spread: int) -> float:
-    """When a retry will probably be admitted: the queue has then fallen to half of the limit."""
-    base = max(1.0, predicted_wait - wait_limit / 2) + turn_seconds
-    jitter = (spread % 1000) / 1000 * JITTER
-    return base * (1.0 + jitter)
+def service_seconds(pool: Pool, job: Job, reserve_tokens: int, wait: float, ahead: int) -> float:
+    """What serving it takes of the server: its prefill, and its share of the pool for its whole stay.
+
+    At least what each of the `ahead` requests that wait before it makes it wait: what holds them up
+    may be something else. A few tell little, since one that runs may be what they all wait for.
+    """
+    prefill = pool.timeline.prefill_seconds(job, pool.uncached_tokens(job))
+    share = min(1.0, pool.need_tokens(job, reserve_tokens) / max(1, pool.budget_tokens))
+    own = prefill + share * expected_seconds(pool, job, reserve_tokens)
+    return max(own, wait / (ahead + AHEAD_SLACK))
+
+
+def earliest_return_seconds(predicted_wait: float, wait_limit: float) -> float:
+    """When a retry may be admitted: the queue has then fallen to half of the limit."""
+    return max(1.0, predicted_wait - wait_limit / 2)
 
 
 def spread_after(seconds: float, spread: int) -> float:

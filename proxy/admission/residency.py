@@ -74,6 +74,9 @@ class IdleCache:
     def __len__(self) -> int:
         return len(self._segments)
 
+    def __contains__(self, segment: Segment) -> bool:
+        return segment.key in self._segments
+
     def add(self, segments: list[Segment]) -> None:
         """Nobody uses these any more; the engine evicts leaves first, so the last goes first."""
         for segment in reversed(segments):

@@ -143,7 +143,11 @@ class Sensor:
         request perhaps no more. Meanwhile what was believed before stands, as far as it is possible.
         """
         pool = self._pool
-        just_left = sum(tokens for at, tokens in self._released if at > sample.at - SETTLE_SECONDS)
+        just_left = 0
+        for at, tokens in reversed(self._released):
+            if at <= sample.at - SETTLE_SECONDS:
+                break
+            just_left += tokens
         unsettled = sum(map(self._unsettled_tokens, pool.jobs.values()))
         ours = pool.used_tokens - pool.unfilled_tokens
         waiting = min(unsettled, sample.waiting_uncached_tokens or 0)
@@ -175,9 +179,11 @@ class Sensor:
 
     def _arrived_by(self, job: Job, at: float) -> bool:
         """Was it surely at the scheduler by then, without a token so far?"""
+        if job.state is not State.PREFILL:
+            return False
         timeline = self._pool.timeline
         sent_at, tokenizing = timeline.request_sent_at(job), timeline.tokenize_seconds(job)
-        return job.state is State.PREFILL and at > sent_at + 2 * tokenizing + SETTLE_SECONDS
+        return at > sent_at + 2 * tokenizing + SETTLE_SECONDS
 
     def _drained(self, sample: LoadSample) -> list[Job]:
         pool = self._pool

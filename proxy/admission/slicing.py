@@ -41,7 +41,8 @@ class Slicing:
         self._off_until = 0.0
         self._short_seen_at = -SHORTS_RECENT_SECONDS
         self.misses = 0
-        self.rested_at = 0.0  # by then decodes have had their time since the last slice
+        self.rested_at = 0.0  # by then decodes have had their time since the last slice,
+        self.half_rested_at = 0.0  # or half of it
 
     def adopt(self, limits: Limits) -> None:
         """Go by these limits from now on; what was learnt stays."""
@@ -98,7 +99,9 @@ class Slicing:
 
     def answered(self, sent_at: float, now: float) -> None:
         """A slice that was sent at `sent_at` is done: somewhat more may go to running decodes."""
-        self.rested_at = now + REST_SHARE * min(now - sent_at, 4 * self._limits.slice_seconds)
+        rest_seconds = REST_SHARE * min(now - sent_at, 4 * self._limits.slice_seconds)
+        self.rested_at = now + rest_seconds
+        self.half_rested_at = now + rest_seconds / 2
 
     def hit(
         self,

@@ -98,7 +98,7 @@ class PrefillTimeline:
 
     def free_at(self, now: float) -> float:
         """When the last long prefill that was sent will be done."""
-        return max((span.ends_at for span in self._spans.values()), default=now)
+        return max(span.ends_at for span in self._spans.values()) if self._spans else now
 
     def open_for_shorts(self, now: float) -> bool:
         """Would a short sent now be prefilled at once, or only queue in the engine?"""
@@ -115,6 +115,8 @@ class PrefillTimeline:
 
     def wakeup(self, ahead_seconds: float, now: float) -> float | None:
         """The next moment at which something under way is `ahead_seconds` from its end."""
+        if not self._spans:
+            return None
         times = [s.ends_at - ahead_seconds for s in self._spans.values() if s.ends_at - ahead_seconds > now]
         return min(times, default=None)
 

@@ -124,7 +124,7 @@ def explain(controller: Controller, request: Request, now: float) -> Explanation
         limit = refusal.limit_exceeded(roomiest, request)
         return Explanation(
             "refuse",
-            None,
+            most.lane_of(job),
             None,
             Reason.CONTEXT_LENGTH_EXCEEDED,
             request.prompt_tokens,
@@ -138,14 +138,19 @@ def explain(controller: Controller, request: Request, now: float) -> Explanation
     job.lane = line.lane_of(job)
     pool, reserve = line.pool, line.reserve_of(job)
     wait, obstacles = 0.0, line.obstacles(job, now)
+    refused: Reason | None = None
     if obstacles:
         wait = max(0.01, line.predicted_wait(job, now))
-    refused = wait > request.wait_limit_seconds
+        if controller.is_hopeless(job, line, wait):
+            refused = Reason.WOULD_MISS_DEADLINE
+    if (obstacles or len(line)) and controller.queue_full(job):
+        refused = Reason.QUEUE_FULL
+        obstacles = [*obstacles, "the queue is full"]
     return Explanation(
         decision="refuse" if refused else "queue" if obstacles else "admit",
         lane=job.lane,
         pool=pool.name,
-        reason=Reason.WOULD_MISS_DEADLINE if refused else None,
+        reason=refused,
         needed_tokens=pool.need_tokens(job, reserve),
         free_tokens=pool.free_tokens,
         limit_tokens=None,

@@ -1,16 +1,17 @@
 """From outcome to answer, in one table: status, headers and a body in the shape of the API called."""
 
 import math
+import random
 from dataclasses import dataclass, replace
 
 import orjson
 
+from proxy.admission.refusal import spread_seconds
 from proxy.admission.types import Lane, Reason, Refuse
 from proxy.tokens.shape import Api
 
 MAX_RETRY_AFTER_SECONDS = 60  # older OpenAI SDKs ignore larger values and retry at once
-NO_ROOM_RETRY_SECONDS = 5.0
-NO_BACKEND_RETRY_SECONDS = 5.0  # about as long as it takes to find one that came back
+EARLY_SECONDS = 16  # by so much less are those told who should come later than that: not all at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,10 @@ def refused(api: Api, refuse: Refuse, wait_limit_seconds: float) -> Answer:
     if row.retry:
         whole = max(1, math.ceil(retry_seconds))
         details["retry_after_s"] = whole
-        headers.append((b"retry-after", str(min(whole, MAX_RETRY_AFTER_SECONDS)).encode()))
         if whole > MAX_RETRY_AFTER_SECONDS:
             headers.append((b"x-should-retry", b"false"))
+            whole = MAX_RETRY_AFTER_SECONDS - whole % EARLY_SECONDS
+        headers.append((b"retry-after", str(whole).encode()))
     else:
         headers.append((b"x-should-retry", b"false"))
     body = error_body(
@@ -130,6 +132,17 @@ def bad_request(api: Api, message: str, param: str | None = None, *, status: int
     kind = kinds.get(status, "invalid_request_error")
     anthropic = "request_too_large" if status == 413 else kind
     return Answer(status, error_body(api, message, kind, anthropic, code=None, param=param))
+
+
+def no_response(api: Api, param: str, *, gone: bool) -> Answer:
+    """404: a response of an earlier request is not to be found. It does not say whose it may be."""
+    message = (
+        "The server that has this response is gone. Send the whole conversation as input."
+        if gone
+        else "There is no such response, or it is not remembered any more."
+    )
+    kind = "not_found_error"
+    return Answer(404, error_body(api, message, kind, kind, code="response_not_found", param=param))
 
 
 def unauthorized(api: Api) -> Answer:
@@ -159,14 +172,17 @@ def body_too_slow(api: Api) -> Answer:
 
 def no_room(api: Api) -> Answer:
     """429 while the bodies of all requests take all the memory they may."""
-    reason = Reason.QUEUE_FULL
-    return refused(api, Refuse("", reason, Lane.SHORT, 0.0, NO_ROOM_RETRY_SECONDS, 0, 0, 0), 0.0)
+    return refused(api, Refuse("", Reason.QUEUE_FULL, Lane.SHORT, 0.0, _soon_seconds(), 0, 0, 0), 0.0)
 
 
 def no_backend(api: Api) -> Answer:
     """503 to what needs no place: there is nobody to ask."""
-    reason = Reason.NO_BACKEND
-    return refused(api, Refuse("", reason, Lane.SHORT, 0.0, NO_BACKEND_RETRY_SECONDS, 0, 0, 0), 0.0)
+    return refused(api, Refuse("", Reason.NO_BACKEND, Lane.SHORT, 0.0, _soon_seconds(), 0, 0, 0), 0.0)
+
+
+def _soon_seconds() -> float:
+    """Some seconds, not the same for all."""
+    return spread_seconds(random.getrandbits(16))
 
 
 def upstream_error(api: Api, status: int, message: str, code: str | None = None) -> Answer:
@@ -185,9 +201,21 @@ def stream_error(api: Api, message: str, *, after: bytes = b"") -> bytes:
     """
     body = error_body(api, message, "server_error", "api_error", code="upstream_broken", param=None)
     cut = b"" if not after or after.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
+    return cut + _last_event(api, body)
+
+
+def error_event(api: Api, reply: Answer) -> bytes:
+    """`reply` to a client that has its 200 already: the error, with the status it would have had."""
+    body = orjson.loads(reply.body)
+    body["error"]["status"] = reply.status
+    return _last_event(api, orjson.dumps(body))
+
+
+def _last_event(api: Api, body: bytes) -> bytes:
+    """An error, and how a stream of `api` ends after it."""
     if api is Api.MESSAGES:
-        return cut + b"event: error\ndata: " + body + b"\n\n"
-    return cut + b"data: " + body + b"\n\ndata: [DONE]\n\n"
+        return b"event: error\ndata: " + body + b"\n\n"
+    return b"data: " + body + b"\n\ndata: [DONE]\n\n"
 
 
 def error_body(

@@ -13,8 +13,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 HEAD_BYTES = 65_536
 HEAD_SECONDS = 60.0  # from the first byte of a head, or from connecting
 UNREAD_SECONDS = 300.0  # how long an answer may stand still because nobody reads it
+TURNED_AWAY_SECONDS = 1.0  # for one client too many to say something, and be told
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_TOO_MANY = (
+    b"HTTP/1.1 503 Too Many Connections\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)
 # Java's client offers HTTP/2 with every request, POST included; the parser would then drop the body.
 # A server may ignore an offer: under this name nobody looks at it.
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
@@ -42,12 +46,17 @@ class JoinedHead(asyncio.Transport):
             self._head = bytes(data)
             self._loop.call_soon(self._write_head)
             return
-        self._transport.write(data)
+        self._pass_on(data)
 
     def _write_head(self) -> None:
         if self._head:
             head, self._head = self._head, b""
-            self._transport.write(head)
+            self._pass_on(head)
+
+    def _pass_on(self, data: bytes | bytearray | memoryview) -> None:
+        # bad bytes behind a request close the connection under its answer, and uvloop would raise
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def close(self) -> None:
         self._write_head()
@@ -73,28 +82,40 @@ class JoinedHead(asyncio.Transport):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections whose head is too large or too slow, and those whose answer nobody reads."""
+    """Closes connections whose head is too large or too slow, whose answer nobody reads, and one too many."""
 
     # beside uvicorn's own in the instance's dict they would make it four times as large
-    __slots__ = ("_head_timer", "_in_head", "_loose_bytes", "_unread_timer")
+    __slots__ = ("_head_timer", "_in_head", "_loose_bytes", "_one_too_many", "_unread_timer")
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._in_head = True
         self._loose_bytes = 0  # came, and became neither a whole head nor body
+        self._one_too_many = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(JoinedHead(transport, self.loop))
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.abort)
+        most = self.limit_concurrency
+        # one less than uvicorn's own limit, which refuses requests and keeps their connections
+        self._one_too_many = most is not None and len(self.connections) >= most
+        seconds = TURNED_AWAY_SECONDS if self._one_too_many else HEAD_SECONDS
+        self._head_timer = self.loop.call_later(seconds, transport.abort)
+        if most is not None and len(self.connections) >= 2 * most:
+            transport.abort()  # there is no time to tell so many
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head_timer()
         self._end_unread_timer()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # else, after a reset, it would hold all of this for its time
 
     def data_received(self, data: bytes) -> None:
+        if self._one_too_many:
+            self.transport.write(_TOO_MANY)
+            self.transport.close()
+            return
         self._loose_bytes += len(data)
         if self._in_head:
             end = data.find(b"\r\n\r\n")

@@ -1,16 +1,19 @@
 """What a line of the decision log holds: the decision, the request, and every signal it saw.
 
 Enough to replay another policy over it (`sglang-admission-proxy plan --trace FILE`); no text of
-any prompt. Times: `ts` is the wall clock, `at` the monotonic clock all other lines share.
+any prompt: shared prefixes and conversations go by an alias. Times: `ts` is the wall clock, `at`
+the monotonic clock all other lines share.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from proxy.admission.controller import Controller
 from proxy.admission.line import Line
-from proxy.admission.types import Dispatch, LoadSample, Refuse
+from proxy.admission.types import Dispatch, LoadSample, Refuse, Request
 from proxy.api.ticket import Ticket
+
+MOST_SEGMENTS = 512  # of a prompt's prefix: about 390,000 tokens, 12 KB of a line
 
 
 def decision_line(
@@ -19,6 +22,7 @@ def decision_line(
     now: float,
     ticket: Ticket,
     action: Dispatch | Refuse,
+    alias: Callable[[bytes], str],
 ) -> dict[str, object]:
     """One `dispatch` or `refuse`. `samples`: the newest load of each pool."""
     request = ticket.request
@@ -27,12 +31,7 @@ def decision_line(
         "at": now,
         "rid": request.rid,
         "arrived_at": ticket.arrived_at,
-        "prompt_tokens": request.prompt_tokens,
-        "max_tokens": request.max_tokens,
-        "sequences": request.sequences,
-        "model": request.model,
-        "tenant": request.tenant,
-        "wait_limit_s": request.wait_limit_seconds,
+        **_asked(request, alias),
         "lane": action.lane.value,
     }
     if isinstance(action, Dispatch):
@@ -61,6 +60,26 @@ def decision_line(
         _signals(pool_line, samples.get(name), now) for name, pool_line in controller.lines.items()
     ]
     return line
+
+
+def _asked(request: Request, alias: Callable[[bytes], str]) -> dict[str, object]:
+    """The request as admission knows it. `segments`: what may be shared of its prompt, from its start,
+    as (alias of everything up to its end, tokens)."""
+    return {
+        "prompt_tokens": request.prompt_tokens,
+        "uncertainty": round(request.uncertainty, 3),
+        "max_tokens": request.max_tokens,
+        "min_tokens": request.min_tokens,
+        "ignore_eos": request.ignore_eos,
+        "sequences": request.sequences,
+        "sliceable": request.sliceable,
+        "model": request.model,
+        "tenant": request.tenant,
+        "weight": request.weight,
+        "session": alias(request.session.encode()) if request.session else None,
+        "segments": [(alias(part.key), part.tokens) for part in request.segments[:MOST_SEGMENTS]],
+        "wait_limit_s": request.wait_limit_seconds,
+    }
 
 
 def end_line(
@@ -93,6 +112,7 @@ def _signals(line: Line, sample: LoadSample | None, now: float) -> dict[str, obj
         "S": pool.running_slots,
         "R": round(pool.costs.tokens_per_second),
         "foreign": pool.foreign_tokens,
+        "held": pool.held_tokens,
         "gate_closed": line.gate.closed(now),
         "queued_shorts": len(line.shorts),
         "queued_longs": len(line.longs),

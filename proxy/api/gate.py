@@ -1,21 +1,18 @@
-"""The shell around the controller: brings it the time and the events, carries out what it decides.
+"""The shell around the controller: requests and backends say what happens, tickets say what was decided.
 
-Everything here runs on the event loop and is synchronous but for waiting itself.
+Everything here runs on the event loop and is synchronous. `stepper` brings it the time.
 """
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from proxy.admission.controller import Controller
 from proxy.admission.job import State
 from proxy.admission.limits import Limits
 from proxy.admission.slicing import MISSES_ALLOWED
 from proxy.admission.types import (
-    Action,
     Arrival,
-    Dispatch,
     Drain,
     Event,
     Finished,
@@ -29,28 +26,19 @@ from proxy.admission.types import (
     PoolGone,
     PoolLeaving,
     PoolUp,
-    Progress,
-    Refuse,
     Request,
     Requeue,
-    Slice,
     Sliceable,
     SliceDone,
-    Tick,
-    Tokenize,
 )
-from proxy.api.decisions import decision_line, end_line
+from proxy.api.decisions import end_line
 from proxy.api.slices import SlicedPrefill
+from proxy.api.stepper import Stepper
 from proxy.api.ticket import Ticket
 from proxy.telemetry.decision_log import DecisionLog
 from proxy.telemetry.metrics import Metrics
-from proxy.telemetry.recent import Recent
 
 logger = logging.getLogger("proxy.gate")
-
-PROGRESS_SECONDS = 0.25  # how often running streams are looked at
-MIN_SLEEP_SECONDS = 0.001
-NOT_BACKFILLED = frozenset({"fit", "shadow", "off"})
 
 
 class Gate:
@@ -68,19 +56,15 @@ class Gate:
     ) -> None:
         self.controller = controller
         self.clock = clock
-        self.samples: dict[str, LoadSample] = {}
         self.down_reasons: dict[str, str] = {}
         self.retractions: dict[str, int] = {}
-        self.recent = Recent()
         self._metrics = metrics
-        self._urge = urge
         self._decisions = decisions
         self._on_pool_up = on_pool_up
-        self._tickets: dict[str, Ticket] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-        self._looked_at = 0.0
-        self._closed = False
+        self._stepper = Stepper(controller, metrics, clock=clock, urge=urge, decisions=decisions)
+        self._tickets = self._stepper.tickets
+        self.samples = self._stepper.samples  # the newest load of each pool
+        self.recent = self._stepper.recent
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -237,92 +221,12 @@ class Gate:
             more = max(0, sample.retractions_total - before.retractions_total)
             self.retractions[pool] = self.retractions.get(pool, 0) + more
         now = self.clock()
-        self._look_at_streams(now)
+        self._stepper.look_at_streams(now)
         self._step(now, Load(pool, sample))
 
-    # --- inside ----------------------------------------------------------------------------------
-
     def _step(self, now: float, event: Event) -> None:
-        self._apply(now, self.controller.step(now, event))
-        self._arm(now)
-
-    def _apply(self, now: float, actions: Iterable[Action]) -> None:
-        for action in actions:
-            ticket = self._tickets.get(action.rid)
-            if ticket is None:
-                continue
-            match action:
-                case Tokenize(pool=pool):
-                    assert ticket.sliced is not None
-                    ticket.sliced.tokenize(pool)
-                case Slice(pool=pool, end_tokens=end_tokens):
-                    assert ticket.sliced is not None
-                    self._metrics.prefill_slice()
-                    ticket.sliced.send(pool, end_tokens)
-                case Dispatch():
-                    self._note(now, ticket, action)
-                    self._dispatched(now, ticket, action)
-                    ticket.decide(action)
-                case Refuse():
-                    self.recent.refused(action.reason)
-                    self._note(now, ticket, action)
-                    ticket.closed = True
-                    del self._tickets[action.rid]
-                    ticket.decide(action)
-
-    def _note(self, now: float, ticket: Ticket, action: Dispatch | Refuse) -> None:
-        """A line of the decision log, with all that the decision saw."""
-        if self._decisions is not None:
-            self._decisions.write(decision_line(self.controller, self.samples, now, ticket, action))
-
-    def _dispatched(self, now: float, ticket: Ticket, action: Dispatch) -> None:
-        ticket.dispatched_at = ticket.arrived_at + action.waited_seconds
-        if action.rule not in NOT_BACKFILLED:
-            self._metrics.backfill(action.rule)
-        if ticket.predicted_wait_seconds is not None:
-            error = action.waited_seconds - ticket.predicted_wait_seconds
-            self._metrics.wait_prediction_error(error)
-        if action.lane != "short":
-            self._urge(action.pool)
-
-    def _look_at_streams(self, now: float) -> None:
-        if now - self._looked_at < PROGRESS_SECONDS / 2:
-            return
-        self._looked_at = now
-        jobs = self.controller.jobs
-        seen: dict[str, int] = {}
-        for rid, ticket in self._tickets.items():
-            produced = ticket.observed.generated_tokens
-            if (
-                ticket.first_token_at is not None
-                and (job := jobs.get(rid))
-                and produced > job.generated_tokens
-            ):
-                seen[rid] = produced
-        if seen:
-            self._step(now, Progress(seen))
-
-    def _arm(self, now: float) -> None:
-        """One timer, at the earliest moment at which something may change by itself."""
-        at = self.controller.next_wakeup(now)
-        if self._tickets:
-            at = min(at or now + PROGRESS_SECONDS, now + PROGRESS_SECONDS)
-        if at is None or self._closed or (self._timer is not None and self._timer_at <= at):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = at
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(MIN_SLEEP_SECONDS, at - now), self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        now = self.clock()
-        self._look_at_streams(now)
-        self._step(now, Tick())
+        self._stepper.step(now, event)
 
     def close(self) -> None:
         """No timer runs any more. What still happens is booked, and no more."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stepper.close()

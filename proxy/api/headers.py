@@ -22,8 +22,16 @@ _HOP_BY_HOP = frozenset(
 _OURS = frozenset(
     {b"host", b"content-length", b"expect", b"x-request-timeout-ms", b"x-admission-progress", b"x-api-key"}
 )
-#: They steer the engine: routing between DP ranks, overriding request fields, LoRA, bootstrap.
-_STEERING_PREFIXES = (b"x-override-", b"x-data-parallel-", b"x-sglang-", b"x-bootstrap-", b"x-admission-")
+#: They steer the engine: routing between DP ranks, overriding request fields, LoRA, bootstrap, and
+#: how the body is to be read: the proxy has read it as JSON.
+_STEERING_PREFIXES = (
+    b"x-override-",
+    b"x-data-parallel-",
+    b"x-sglang-",
+    b"x-bootstrap-",
+    b"x-admission-",
+    b"x-body-compressed",
+)
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 

@@ -3,7 +3,7 @@
 import base64
 import binascii
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from starlette.exceptions import HTTPException
@@ -14,16 +14,19 @@ from starlette.routing import Route
 from proxy.admission.types import Request
 from proxy.admission.view import explain
 from proxy.api import state
+from proxy.api.admission_request import admission_request
 from proxy.api.answers import bad_request, body_too_large, body_too_slow, no_room
 from proxy.api.asgi import BodyTooLarge, ClientGone, read_body
-from proxy.api.bounds import bounded, check_sequences
+from proxy.api.bounds import check_sequences
 from proxy.api.gate import Gate
 from proxy.api.headers import wait_limit_seconds
+from proxy.api.keys import Tenant
 from proxy.api.live import Live
 from proxy.api.replies import JsonReply, response_of
 from proxy.api.room import NoRoom, Room
 from proxy.settings import Settings
 from proxy.telemetry.metrics import CONTENT_TYPE, Metrics
+from proxy.tokens.selfcheck import SelfCheck
 from proxy.tokens.shape import Api, BadRequest
 from proxy.tokens.sizer import Sizer
 
@@ -56,13 +59,16 @@ class Own:
         metrics: Metrics,
         room: Room,
         reload: Callable[[], Awaitable[Reloaded]],
+        checks: Mapping[str, SelfCheck],
     ) -> None:
+        """`checks`: what each server last said of the tokenizer."""
         self.settings = settings
         self._reload_settings = reload
         self._gate = gate
         self._sizer = sizer
         self._metrics = metrics
         self._room = room
+        self._checks = checks
         self.live = Live(gate)
         key = settings.admin_key
         self._admin_key = None if key is None else key.get_secret_value().encode()
@@ -111,7 +117,7 @@ class Own:
         return Response(self._metrics.render(), media_type=CONTENT_TYPE)
 
     async def _status(self, _: HttpRequest) -> Response:
-        return JsonReply(state.status(self._gate) | {"counting": self._sizer.stats()._asdict()})
+        return JsonReply(state.status(self._gate) | {"counting": state.counting(self._sizer, self._checks)})
 
     async def _reload(self, http: HttpRequest) -> Response:
         """It changes what the proxy does: without an admin key only this machine may ask for it."""
@@ -166,19 +172,19 @@ class Own:
         share = self._room.share()
         try:
             body = await read_body(http.scope, http.receive, self.settings.max_body_bytes, share)
-            sized = await self._sizer.size(_api_of(body), body)
+            api = _api_of(body)
+            sized = await self._sizer.size(api, body)
         finally:
             share.drop()
-        shape = sized.shape
-        check_sequences(shape)
-        return Request(
-            rid="explain",
-            prompt_tokens=max(1, sized.prompt_tokens),
-            max_tokens=None if shape.max_tokens is None else bounded(shape.max_tokens),
-            sequences=shape.sequences,
-            model=shape.model,
-            segments=sized.segments,
+        check_sequences(sized.shape)
+        return admission_request(
+            "explain",
+            api,
+            sized,
+            Tenant("default"),
+            http.scope["headers"],
             wait_limit_seconds=self._wait_limit(http),
+            short_prefill_tokens=self.settings.short_prefill_tokens,
         )
 
     def _wait_limit(self, http: HttpRequest) -> float:

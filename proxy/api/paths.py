@@ -15,6 +15,9 @@ INFERENCE: dict[str, Api] = {
     "/v1/messages": Api.MESSAGES,
     "/generate": Api.GENERATE,
     "/v1/embeddings": Api.EMBEDDINGS,
+    "/v1/score": Api.SCORE,
+    "/v1/rerank": Api.RERANK,
+    "/v1/classify": Api.CLASSIFY,
 }
 
 #: Harmless reads, forwarded uncounted: (method, path).
@@ -30,6 +33,8 @@ READS: frozenset[tuple[str, str]] = frozenset(
         ("POST", "/v1/messages/count_tokens"),
     }
 )
+#: A response that a server keeps: GET, and its cancellation: POST.
+_RESPONSE = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,64})(/cancel)?")
 MODEL_PREFIX = "/v1/models/"
 #: A piece of a model's name. Nothing that a URL could read as more than a name: `..` leads elsewhere.
 _MODEL_PIECE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._~:@+=,-]+")
@@ -37,14 +42,22 @@ _MODEL_PIECE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._~:@+=,-]+")
 
 def is_read(method: str, path: str) -> bool:
     """Whether `method path` may be forwarded as it is. `path` is decoded."""
-    return (method, path) in READS or (method == "GET" and _names_model(path))
+    return method in methods_of(path) and path not in INFERENCE
 
 
 def methods_of(path: str) -> tuple[str, ...]:
     """The methods that `path` takes, where it is forwarded at all."""
     if path in INFERENCE:
         return ("POST",)
+    if response := _RESPONSE.fullmatch(path):
+        return ("POST",) if response[2] else ("GET",)
     return ("GET",) if _names_model(path) else tuple(method for method, read in READS if read == path)
+
+
+def response_of(path: str) -> str | None:
+    """The id of the response that `path` is about; None where it is about something else."""
+    response = _RESPONSE.fullmatch(path)
+    return response[1] if response else None
 
 
 def _names_model(path: str) -> bool:

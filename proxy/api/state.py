@@ -1,5 +1,6 @@
 """The proxy's state for others to see: gauges for `/metrics`, JSON for `/admission/status`."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -9,19 +10,23 @@ from proxy.admission.types import Lane
 from proxy.admission.view import pool_view
 from proxy.api.gate import Gate
 from proxy.telemetry.snapshot import PoolSnapshot, QueueSnapshot, StateSnapshot
+from proxy.tokens.selfcheck import SelfCheck
+from proxy.tokens.sizer import Sizer
 
 MOST_RESIDENT_SHOWN = 200
 ANY_MODEL = "any"
 
 
-def snapshot(gate: Gate) -> StateSnapshot:
-    """What the gauges show at this moment."""
+def snapshot(gate: Gate, checks: Mapping[str, SelfCheck]) -> StateSnapshot:
+    """What the gauges show at this moment. `checks`: what the servers said of the tokenizer."""
     now = gate.clock()
     lines = gate.controller.lines
+    backends = {name.partition("/")[0] for name in lines}
     return StateSnapshot(
         pools=tuple(_pool(gate, line, now) for line in lines.values()),
         queues=_queues(gate, now),
         open_requests=gate.open_tickets,
+        tokenizer_probes={name: check.results for name, check in checks.items() if name in backends},
     )
 
 
@@ -91,3 +96,21 @@ def status(gate: Gate) -> dict[str, Any]:
         pool["down_reason"] = gate.down_reasons.get(view.name)
         pools.append(pool)
     return {"draining": gate.controller.draining, "open_requests": gate.open_tickets, "pools": pools}
+
+
+def counting(sizer: Sizer, checks: Mapping[str, SelfCheck]) -> dict[str, Any]:
+    """How tokens are counted, and by which servers that was confirmed."""
+    return sizer.stats()._asdict() | {"self_check": {name: _check(found) for name, found in checks.items()}}
+
+
+def _check(found: SelfCheck) -> dict[str, Any]:
+    return {
+        "wrong": found.wrong,
+        "verdict": found.verdict,
+        "results": found.results,
+        "different": [
+            {"probe": probe.name, "ours": probe.ours, "server": probe.server}
+            for probe in found.probes
+            if probe.result == "different"
+        ],
+    }

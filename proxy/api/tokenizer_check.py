@@ -34,9 +34,9 @@ class TokenizerCheck:
     def pool_up(self, pool: str) -> None:
         """A server is there, or there again: another model may run on it now."""
         backend = self._backend_of(pool)
-        if self._sizer.ready and not self._sizer.exact:
-            return
-        if backend.name not in self._tasks:
+        if backend.info is not None:
+            self._sizer.serves(backend.info.models, backend.info.tokenizer_path)
+        if self._sizer.meant_exact and backend.name not in self._tasks:
             task = asyncio.create_task(self._check(backend))
             self._tasks[backend.name] = task
             task.add_done_callback(lambda _: self._tasks.pop(backend.name, None))
@@ -47,14 +47,11 @@ class TokenizerCheck:
 
     async def _check(self, backend: Backend) -> None:
         await self._ready.wait()
-        if not self._sizer.exact:
-            return
 
         async def ask(body: dict[str, Any]) -> int | None:
             answer = await backend.link.post(TOKENIZE_PATH, orjson.dumps(body), seconds=ASK_SECONDS)
-            if answer.status_code != 200:
-                return None
-            count = orjson.loads(answer.content).get("count")
+            document = orjson.loads(answer.content) if answer.status_code == 200 else None
+            count = document.get("count") if isinstance(document, dict) else None
             return count if isinstance(count, int) else None
 
         try:

@@ -73,4 +73,9 @@ def _counting(answers: Answers) -> dict[str, Any] | None:
     check = answers.check
     if check is None:
         return None
-    return {"wrong": check.wrong, "verdict": check.verdict, "error_share": check.error_share}
+    return {
+        "wrong": check.wrong,
+        "verdict": check.verdict,
+        "results": check.results,
+        "error_share": check.error_share,
+    }

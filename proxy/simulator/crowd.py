@@ -87,16 +87,19 @@ class Crowd:
         self._go_on(sent)
 
     def refused(self, sent: Sent, reason: str, retry_after_seconds: float | None) -> None:
-        """Turned away: the client comes back as often as it does, else goes on."""
+        """Turned away: the client comes back as often as it does, else goes on.
+
+        Who would have to stay away for longer than a minute is told `x-should-retry: false`, and obeys.
+        """
         record = sent.record
         record.reason, record.retry_after_seconds, record.status = reason, retry_after_seconds, 429
         self._close(sent, Outcome.REFUSED)
-        if record.attempt >= sent.client.retries:
+        pause = RETRY_SECONDS if retry_after_seconds is None else retry_after_seconds
+        if record.attempt >= sent.client.retries or pause > LONGEST_RETRY_SECONDS:
             self._go_on(sent)
             return
-        pause = RETRY_SECONDS if retry_after_seconds is None else retry_after_seconds
         again = partial(self._send, sent.client, sent.turn, record.attempt + 1, record.asked_at)
-        self._agenda.after(min(pause, LONGEST_RETRY_SECONDS), again)
+        self._agenda.after(pause, again)
 
     def _send(self, client: Client, turn: int, attempt: int = 0, asked_at: float | None = None) -> None:
         now, ask = self._agenda.now, client.turns[turn].ask

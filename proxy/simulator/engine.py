@@ -35,6 +35,7 @@ class Engine:
         self.scheduler = Scheduler(self.config)
         self._live: dict[str, Job] = {}
         self._tokenizing: list[tuple[float, int, Job]] = []
+        self._reading_until = now
         self._order = count()
         self._step: PrefillStep | DecodeStep | None = None
         self._step_ends = now
@@ -55,7 +56,7 @@ class Engine:
         output_key: Any = None,
         delay_seconds: float | None = None,
     ) -> None:
-        """Send a request; it reaches the scheduler after `delay_seconds`, by default those of tokenizing.
+        """Send a request; reading it takes `delay_seconds`, by default those of tokenizing, and comes first.
 
         `output_tokens` is where its end would come by itself, `max_new` what it asks for at most.
         Raises PromptTooLong and DuplicateRid.
@@ -72,9 +73,15 @@ class Engine:
         key = ("output of", rid) if output_key is None else output_key
         job = Job(rid, prompt, clipped, output_tokens, ignore_eos, key)
         self._live[rid] = job
-        tokenizing = prompt.tokens * config.tokenize_token_seconds
-        delay = tokenizing if delay_seconds is None else delay_seconds
-        heappush(self._tokenizing, (self.now + delay, next(self._order), job))
+        seconds = prompt.tokens * config.tokenize_token_seconds if delay_seconds is None else delay_seconds
+        heappush(self._tokenizing, (self._read_by(seconds), next(self._order), job))
+
+    def _read_by(self, seconds: float) -> float:
+        """When a request that takes so long to read is with the scheduler: one after the other is read."""
+        if seconds == 0:
+            return self.now
+        self._reading_until = max(self.now, self._reading_until) + seconds
+        return self._reading_until
 
     def abort(self, rid_prefix: str) -> None:
         """End every request whose id starts so. What still is being tokenized is missed, as on SGLang."""

@@ -40,6 +40,11 @@ class KvPool:
         job.node, job.prefix = self.tree.match(job.text(), job.length - 1)
         return job.prefix
 
+    def touch(self, job: Job) -> None:
+        """What is cached of `job` counts as used now."""
+        if self.radix_cache:
+            self.tree.match(job.text(), job.length)
+
     def lock(self, job: Job) -> None:
         if job.node is not None:
             self.tree.lock(job.node)

@@ -16,6 +16,8 @@ DECAY_STEPS = 600
 RETRACT_STEPS = 20
 # Above this many waiting requests `lpm` gives up and is first come, first served.
 LPM_MAX_WAITING = 128
+# First come, first served, marks what the waiting would hit as used, once in so many passes over the queue.
+REFRESH_PASSES = 32
 # A waiting request this much like an earlier one waits for it, when the cache has next to nothing of it.
 SAME_PREFIX_TOKENS = 32
 
@@ -46,6 +48,7 @@ class Scheduler:
         self._initial_ratio = min(INITIAL_RATIO * config.conservativeness, 1.0)
         self.ratio = self._initial_ratio
         self._full = False  # nothing is admitted before a running request leaves
+        self._passes = 0
 
     @property
     def busy(self) -> bool:
@@ -164,12 +167,22 @@ class Scheduler:
     def _order_queue(self) -> None:
         policy = self.config.policy
         if policy is Policy.FCFS or (policy is Policy.LPM and len(self.waiting) > LPM_MAX_WAITING):
+            self._refresh_prefixes()
             return
         repeats = self._repeats()
         if policy is Policy.LPM:
             self.waiting.sort(key=lambda job: float("inf") if job in repeats else -job.prefix)
         else:
             self.waiting.sort(key=lambda job: (job in repeats, _work(job), job.entered_at))
+
+    def _refresh_prefixes(self) -> None:
+        """The head's last, so that it is evicted last."""
+        if not self.waiting:
+            return
+        if self._passes % REFRESH_PASSES == 0:
+            for job in reversed(self.waiting[:LPM_MAX_WAITING]):
+                self.kv.touch(job)
+        self._passes += 1
 
     def _repeats(self) -> set[Job]:
         """Match all that waits; returns those whose prefix an earlier one will have computed first."""

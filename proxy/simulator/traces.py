@@ -2,12 +2,13 @@
 
 A line is a JSON object (JSON Lines), or the file is CSV with a header. Known are
 
-    the log of PROXY_DECISION_LOG       ts, event, rid, prompt_tokens, max_tokens, tenant, waited_s ...
+    the log of PROXY_DECISION_LOG       ts, event, rid, prompt_tokens, max_tokens, tenant, segments ...
     Mooncake's traces                   timestamp (ms), input_length, output_length, hash_ids
     Azure's LLM inference traces (CSV)  TIMESTAMP, ContextTokens, GeneratedTokens
 
-and anything that has a time, prompt tokens and output tokens under one of these names. Equal `hash_ids`
-(blocks of 512 tokens) are shared prefixes; without them every prompt is taken to be new.
+and anything that has a time, prompt tokens and output tokens under one of these names. Equal `segments`
+(name and tokens) or `hash_ids` (blocks of 512 tokens) in front are shared prefixes; without them every
+prompt is taken to be new. Equal `session`s are one conversation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,9 @@ class Arrived:
     reserve_tokens: int | None = None
     tenant: str = "default"
     model: str = ""
-    hash_ids: tuple[str, ...] = ()
+    session: str = ""
+    ignore_eos: bool = False
+    prefix: tuple[tuple[str, int], ...] = ()  # what may be shared, from the start: (name, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ class _Reading:
         self.milliseconds = True  # whole numbers that are no point in time, as Mooncake's
         self._name = name
         self._refused = 0
+        self._segment_tokens: dict[str, int] = {}
 
     def take(self, line_number: int, line: Line) -> None:
         """One line. Raises TraceError."""
@@ -110,7 +114,7 @@ class _Reading:
             raise TraceError(f"{self._name}, line {line_number}: {error}") from None
 
     def _arrived(self, line: Line) -> Arrived:
-        blocks, output, most = line.get("hash_ids"), first_of(line, _OUTPUTS), line.get("max_tokens")
+        output, most = first_of(line, _OUTPUTS), line.get("max_tokens")
         prompt, reserve = first_of(line, _PROMPTS), line.get("reserve_tokens")
         if prompt is None:
             raise ValueError("has no prompt_tokens or input_length")
@@ -122,8 +126,23 @@ class _Reading:
             reserve_tokens=None if reserve is None else tokens(reserve),
             tenant=str(line.get("tenant") or "default"),
             model=str(line.get("model") or ""),
-            hash_ids=tuple(str(block) for block in blocks) if isinstance(blocks, list) else (),
+            session=str(line.get("session") or ""),
+            ignore_eos=line.get("ignore_eos") is True,
+            prefix=self._segments(line.get("segments")) or _blocks(line.get("hash_ids")),
         )
+
+    def _segments(self, value: object) -> tuple[tuple[str, int], ...]:
+        """`segments` of the decision log. One that comes again may have been estimated anew: it is as
+        long as it was at first, or it would not be the same. Raises ValueError."""
+        if not isinstance(value, list):
+            return ()
+        found = []
+        for item in value:
+            if not (isinstance(item, list) and len(item) == 2):
+                raise ValueError("segments are not pairs of a name and tokens")
+            name = f"segment {item[0]}"
+            found.append((name, self._segment_tokens.setdefault(name, max(1, tokens(item[1])))))
+        return tuple(found)
 
     def _time(self, line: Line) -> float:
         value = first_of(line, _TIMES)
@@ -148,7 +167,7 @@ class _Reading:
             )
         if self._refused:
             yield f"{self._refused} in the file were refused; a retry of one is a request of its own here"
-        if not any(request.hash_ids for request in kept):
+        if not any(request.prefix for request in kept):
             yield "no shared prefixes are recorded: every prompt is taken to be new"
         names = sorted({request.model for request in kept if request.model})
         if len(names) > 1 and not one_model:
@@ -171,19 +190,28 @@ def _client(position: int, request: Arrived) -> Client:
         max(1, output),
         max_tokens=request.max_tokens,
         output_key=f"{name} answer",
+        ignore_eos=request.ignore_eos,
         tenant=request.tenant,
+        session=request.session,
     )
     return Client(name, (Turn(ask),), request.at)
 
 
+def _blocks(value: object) -> tuple[tuple[str, int], ...]:
+    """Mooncake's `hash_ids`."""
+    return tuple((f"block {block}", HASH_BLOCK_TOKENS) for block in value) if isinstance(value, list) else ()
+
+
 def _spans(name: str, request: Arrived) -> tuple[tuple[str, int], ...]:
-    blocks = [f"block {block}" for block in request.hash_ids]
-    whole = min(len(blocks), request.prompt_tokens // HASH_BLOCK_TOKENS)
-    rest = request.prompt_tokens - whole * HASH_BLOCK_TOKENS
-    spans = [(block, HASH_BLOCK_TOKENS) for block in blocks[:whole]]
-    if rest:  # the last block is not whole: equal ones are shared as well
-        spans.append((blocks[whole] if rest < HASH_BLOCK_TOKENS and whole < len(blocks) else name, rest))
-    return tuple(spans)
+    """The prompt's pieces: what may be shared as far as it reaches, and a rest of its own."""
+    spans: list[tuple[str, int]] = []
+    rest = request.prompt_tokens
+    for key, size in request.prefix:
+        if rest < size:  # the last block is not whole: equal ones are shared as well
+            return (*spans, (key, rest)) if rest else tuple(spans)
+        spans.append((key, size))
+        rest -= size
+    return (*spans, (name, rest)) if rest else tuple(spans)
 
 
 def _size(prompt_tokens: int) -> str:

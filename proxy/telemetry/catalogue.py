@@ -271,6 +271,13 @@ RESERVE_ERROR = _histogram(
     "Output reservation against actual output: how much over or under.",
     "Much over: lower PROXY_OUTPUT_RESERVE_QUANTILE; much under: raise it.",
 )
+TOKENIZER_PROBES = _gauge(
+    "tokenizer_probes",
+    ("backend", "result"),
+    "Probes of the last check of PROXY_TOKENIZER_PATH against the server, by result: equal, different, "
+    "estimated or unanswered.",
+    "Any different, or none equal: another model's directory or chat template; /admission/status names it.",
+)
 
 # --- the proxy itself ---
 LOOP_LAG = _histogram(

@@ -44,7 +44,7 @@ class StateCollector(Collector):
 
     def describe(self) -> Iterator[Metric]:
         """Names without asking for a snapshot: the registry calls this while the app is being built."""
-        for spec in (*(spec for spec, _ in _POOL_FIGURES), catalogue.COMMITTED, *_QUEUE_SPECS):
+        for spec in (*(spec for spec, _ in _POOL_FIGURES), catalogue.COMMITTED, *_OTHER_SPECS):
             yield _family(spec, ())
 
     def collect(self) -> Iterator[Metric]:
@@ -62,6 +62,14 @@ class StateCollector(Collector):
         )
         yield from self._queues(state.queues)
         yield _family(catalogue.OPEN_REQUESTS, (({}, state.open_requests),))
+        yield _family(
+            catalogue.TOKENIZER_PROBES,
+            (
+                ({"backend": backend, "result": result}, probes)
+                for backend, results in state.tokenizer_probes.items()
+                for result, probes in results.items()
+            ),
+        )
 
     def _queues(self, queues: Iterable[QueueSnapshot]) -> Iterator[Metric]:
         # A queue that was seen once stays, at 0: a series that vanishes looks like a gap, not like "empty".
@@ -77,11 +85,12 @@ class StateCollector(Collector):
         yield _family(catalogue.QUEUE_HEAD_AGE, ((labels, row[2]) for labels, row in labelled))
 
 
-_QUEUE_SPECS = (
+_OTHER_SPECS = (
     catalogue.QUEUE_REQUESTS,
     catalogue.QUEUE_TOKENS,
     catalogue.QUEUE_HEAD_AGE,
     catalogue.OPEN_REQUESTS,
+    catalogue.TOKENIZER_PROBES,
 )
 
 

@@ -95,6 +95,7 @@ class Metrics:
         self._tenant_requests = self._counter(catalogue.TENANT_REQUESTS)
         self._tenant_tokens = self._counter(catalogue.TENANT_TOKENS)
         self._tenants = BoundedNames(50)
+        self._by_tenant: dict[tuple[str, Outcome], tuple[Counter, Counter]] = {}
 
         self._slices = self._counter(catalogue.SLICES)
         self._slice_misses = self._counter(catalogue.SLICE_MISSES)
@@ -124,9 +125,9 @@ class Metrics:
         """Once for every request. `wait_seconds` and `ttft_seconds` are None for what never got that far."""
         self._requests[NO_LANE if lane is None else lane.value, outcome].inc()
         if tenant is not None:
-            name = self._tenants.bounded(tenant)
-            self._tenant_requests.labels(name, outcome.value).inc()
-            self._tenant_tokens.labels(name).inc(prompt_tokens + completion_tokens)
+            requests, tokens = self._of_tenant(self._tenants.bounded(tenant), outcome)
+            requests.inc()
+            tokens.inc(prompt_tokens + completion_tokens)
         if lane is None:
             return
         if wait_seconds is not None:
@@ -137,6 +138,14 @@ class Metrics:
             self._prompt_tokens[lane].inc(prompt_tokens)
         if completion_tokens:
             self._completion_tokens[lane].inc(completion_tokens)
+
+    def _of_tenant(self, name: str, outcome: Outcome) -> tuple[Counter, Counter]:
+        """A tenant's requests with that outcome, and its tokens."""
+        children = self._by_tenant.get((name, outcome))
+        if children is None:
+            children = self._tenant_requests.labels(name, outcome.value), self._tenant_tokens.labels(name)
+            self._by_tenant[name, outcome] = children
+        return children
 
     def refused(self, reason: Reason) -> None:
         """Admission said no."""

@@ -47,8 +47,12 @@ class QueueSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSnapshot:
-    """Everything the gauges show. `open_requests`: requests being read, waiting, running or answered."""
+    """Everything the gauges show. `open_requests`: requests being read, waiting, running or answered.
+
+    `tokenizer_probes`: by backend, how many probes of the tokenizer came to which result.
+    """
 
     pools: tuple[PoolSnapshot, ...] = ()
     queues: tuple[QueueSnapshot, ...] = ()
     open_requests: int = 0
+    tokenizer_probes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -42,7 +42,7 @@ def read_completions(body: dict[str, Any], rules: MediaRules) -> Reading:
     return Reading(shape, Prompt(items))
 
 
-def read_embeddings(body: dict[str, Any], rules: MediaRules) -> Reading:
+def read_embeddings(body: dict[str, Any], rules: MediaRules, api: Api = Api.EMBEDDINGS) -> Reading:
     """Shape and inputs of an embedding request; it generates nothing."""
     given = body.get("input")
     if given is None:
@@ -55,7 +55,7 @@ def read_embeddings(body: dict[str, Any], rules: MediaRules) -> Reading:
     else:
         items, largest = read_prompts(given, "input")
     shape = Shape(
-        api=Api.EMBEDDINGS,
+        api=api,
         model=fields.string(body, "model") or "",
         max_tokens=0,
         sequences=len(items),

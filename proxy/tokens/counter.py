@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sized
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
+from proxy.tokens.guard import EncoderFailed, guarded
 from proxy.tokens.memo import Memo
 from proxy.tokens.textclass import Kind, kind_of
 
@@ -136,17 +137,13 @@ class Counter:
         """Tokens of `text` by the encoder, by its bytes where that fails or is not loaded yet."""
         if self.encoder is not None:
             try:
-                return len(self.encoder.encode_ordinary(text))
-            except Exception as error:  # noqa: BLE001 a failing counter must never refuse a request
-                self._failed(error)
-            except BaseException as error:
-                # A panic in tiktoken's Rust code; the class cannot be imported.
-                if type(error).__name__ != "PanicException":
-                    raise
-                self._failed(error)
+                return len(guarded(self.encoder.encode_ordinary, text))
+            except EncoderFailed as error:  # which must never refuse a request
+                self.failed(error)
         return max(1, round(size_bytes / _BYTES_PER_TOKEN))
 
-    def _failed(self, error: BaseException) -> None:
+    def failed(self, error: EncoderFailed) -> None:
+        """Counts a failure of the tokenizer, and logs the first."""
         self.failures += 1
         if self.failures == 1:
-            logger.warning("token counter failed (%s): counting by bytes", type(error).__name__)
+            logger.warning("the tokenizer failed on a text (%s): it is counted by its bytes", error)

@@ -47,6 +47,8 @@ def measure(counter: Counter, shape: Shape, prompt: Prompt, *, sampled: bool) ->
         chain = new_chain(counter, shape, sampled=sampled)
         units = _add_units(chain, item)
         chains.append(chain)
+    if prompt.repeats > 1:
+        chains += chains[:1] * (prompt.repeats - 1)
     if len(chains) == 1:
         composition = chain.composition
         composition[CONSTANT] = 1.0

@@ -1,8 +1,7 @@
 """Tokens of what no text counter may touch: images, video, audio, files.
 
 A data URL is never counted as text (a megabyte of base64 would read as 680,000 tokens): an image is
-charged by its pixels, which its first bytes tell. A model replaces it by one token a patch; the
-defaults are the 28-pixel patches of the Qwen2.5-VL family, which bound most others from above.
+charged by its pixels, which its first bytes tell, and by the rule of its model's family.
 """
 
 import base64
@@ -10,31 +9,31 @@ import binascii
 import math
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
+from proxy.tokens.images import ImageRule, Patches
 from proxy.tokens.shape import Media
 
 _HEADER_CHARS = 8192  # 6 KB of bytes: enough for all but a JPEG with much EXIF data
 _LONG_HEADER_CHARS = 262_144
 _PCM_HEADER_BYTES = 44
+_MOST_SEGMENTS = 512  # of a JPEG before its frame header; a camera writes ten
 _COMPRESSED_AUDIO_BYTES_PER_SECOND = 16_000  # 128 kbit/s
+
+UNKNOWN_MODEL = Patches()
 
 
 @dataclass(frozen=True, slots=True)
 class MediaRules:
-    """How much a medium is charged. One set for a server: a property of its model.
+    """How much a medium is charged. A property of the model.
 
-    Images: clamp(ceil(w / patch) * ceil(h / patch), least, most), or `image_fixed_tokens` for
-    families that give every image the same number (Gemma 3: 256). What cannot be read (an http
-    URL, an unknown format) is charged the default.
+    An image that cannot be read (an http URL, an unknown format) is charged as one of a usual size.
     """
 
-    image_patch_pixels: int = 28
-    image_least_tokens: int = 64
-    image_most_tokens: int = 16_384  # SGLANG_IMAGE_MAX_PIXELS / 28^2
-    image_default_tokens: int = 1_500
-    image_fixed_tokens: int | None = None
+    image_rule: ImageRule = UNKNOWN_MODEL
+    unread_image_pixels: tuple[int, int] = (1_344, 896)
     video_default_tokens: int = 8_192
     audio_tokens_per_second: float = 25.0
     audio_default_tokens: int = 750
@@ -43,17 +42,8 @@ class MediaRules:
     def image(self, source: object) -> Media:
         """An image given as data URL, bare base64, http URL, or path."""
         text = source if isinstance(source, str) else ""
-        if self.image_fixed_tokens is not None:
-            return Media("image", self.image_fixed_tokens, digest(text))
-        size = image_size(text)
-        tokens = self.image_default_tokens if size is None else self.patches(*size)
-        return Media("image", tokens, digest(text))
-
-    def patches(self, width: int, height: int) -> int:
-        """Tokens of an image of `width` x `height` pixels."""
-        patch = self.image_patch_pixels
-        tokens = math.ceil(width / patch) * math.ceil(height / patch)
-        return min(max(tokens, self.image_least_tokens), self.image_most_tokens)
+        width, height = image_size(text) or self.unread_image_pixels
+        return Media("image", _image_tokens(self.image_rule, width, height), digest(text))
 
     def video(self, source: object) -> Media:
         """A video; its length is not read, so it is charged the default."""
@@ -69,6 +59,12 @@ class MediaRules:
     def file(self, source: object) -> Media:
         """A document (PDF and the like) that the server turns into tokens by rules of its own."""
         return Media("file", self.file_default_tokens, digest(source))
+
+
+@lru_cache(maxsize=4_096)
+def _image_tokens(rule: ImageRule, width: int, height: int) -> int:
+    """Remembered: up to 50 us, and a body may name a hundred thousand images."""
+    return rule.tokens(width, height)
 
 
 def digest(source: object) -> bytes:
@@ -157,7 +153,9 @@ def _webp(head: bytes) -> tuple[int, int] | None:
 def _jpeg(head: bytes) -> tuple[int, int] | None:
     """Walks the segments to the frame header (SOF0..SOF15 but for DHT, JPG and DAC)."""
     position = 2
-    while position + 9 < len(head):
+    for _ in range(_MOST_SEGMENTS):
+        if position + 9 >= len(head):
+            break
         if head[position] != 0xFF:
             return None
         marker = head[position + 1]

@@ -10,6 +10,7 @@ from proxy.tokens.completions import read_completions, read_embeddings
 from proxy.tokens.generate import read_generate
 from proxy.tokens.media import MediaRules
 from proxy.tokens.responses import read_responses
+from proxy.tokens.score import read_classify, read_rerank, read_score
 from proxy.tokens.shape import Api, BadRequest, Reading
 
 _READERS: dict[Api, Callable[[dict[str, Any], MediaRules], Reading]] = {
@@ -19,6 +20,9 @@ _READERS: dict[Api, Callable[[dict[str, Any], MediaRules], Reading]] = {
     Api.MESSAGES: read_messages,
     Api.GENERATE: read_generate,
     Api.EMBEDDINGS: read_embeddings,
+    Api.SCORE: read_score,
+    Api.RERANK: read_rerank,
+    Api.CLASSIFY: read_classify,
 }
 
 _DEFAULT_RULES = MediaRules()

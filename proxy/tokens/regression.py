@@ -6,7 +6,6 @@ as much again), and knows how sure it is.
 """
 
 import math
-from collections.abc import Sequence
 from operator import mul
 from typing import NamedTuple
 
@@ -52,21 +51,29 @@ class Weights:
 
     def predict(self, counted: Composition) -> Prediction:
         """What a prompt, or a part of one, comes to."""
-        return self._predict(counted, self._spread(counted))
+        used = [(index, count) for index, count in enumerate(counted) if count]  # few components
+        variance = 0.0
+        for index, count in used:
+            row = self._covariance[index]
+            variance += count * sum([row[other] * amount for other, amount in used])
+        return self._prediction(counted, variance)
 
-    def _predict(self, counted: Composition, spread: Sequence[float]) -> Prediction:
+    def _prediction(self, counted: Composition, variance: float) -> Prediction:
         tokens = sum(map(mul, self.values, counted))
-        variance = sum(map(mul, counted, spread)) + _noise(counted)
-        return Prediction(tokens, math.sqrt(max(0.0, variance)))
+        return Prediction(tokens, math.sqrt(max(0.0, variance + _noise(counted))))
 
     def _spread(self, counted: Composition) -> list[float]:
-        used = [(index, count) for index, count in enumerate(counted) if count]
-        return [sum([row[index] * count for index, count in used]) for row in self._covariance]
+        """The covariance, which is symmetric, times `counted`."""
+        spread = [0.0] * self._size
+        for count, row in zip(counted, self._covariance, strict=True):
+            if count:
+                spread = [total + value * count for total, value in zip(spread, row, strict=True)]
+        return spread
 
     def learn(self, counted: Composition, true_tokens: float) -> None:
         """Takes in the true count of a prompt, or of a part of one."""
         spread = self._spread(counted)
-        predicted, sigma = self._predict(counted, spread)
+        predicted, sigma = self._prediction(counted, sum(map(mul, counted, spread)))
         if sigma <= 0:
             return
         most = _MOST_SIGMAS * sigma
@@ -80,7 +87,8 @@ class Weights:
             for column, other in touched:
                 row[column] -= gain * other
         for index, (row, first) in enumerate(zip(self._covariance, self._first, strict=True)):
-            row[index] = min(max(row[index], 0.0) + first * _DRIFT**2, first)
+            if (doubt := row[index]) < first:  # else nothing was learnt of it yet
+                row[index] = min(max(doubt, 0.0) + first * _DRIFT**2, first)
 
 
 def _noise(counted: Composition) -> float:

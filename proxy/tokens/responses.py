@@ -1,5 +1,6 @@
 """/v1/responses."""
 
+from hashlib import blake2b
 from typing import Any
 
 from proxy.tokens import fields
@@ -47,11 +48,19 @@ def read_responses(body: dict[str, Any], rules: MediaRules) -> Reading:
         session=fields.label(body, "prompt_cache_key", "session_id"),
         user=fields.label(body, "user"),
         history=fields.string(body, "previous_response_id"),
+        preamble=_preamble(units[: len(units) - len(items) - 1]),
+        kept=fields.boolean({"store": True} | body, "store"),
         background=fields.boolean(body, "background"),
         cache_scope=cache_scope(body),
         fields=frozenset(body),
     )
     return Reading(shape, Prompt([units], tools=bool(tools)))
+
+
+def _preamble(units: list[Unit]) -> bytes:
+    """Tools and instructions: each request brings its own, and the history comes after them."""
+    texts = (f"{unit.label}\0{text}\0" for unit in units for text in unit.texts)
+    return blake2b("".join(texts).encode("utf-8", "replace"), digest_size=16).digest()
 
 
 def _chat_form(tool: object, index: int) -> dict[str, Any]:

@@ -5,12 +5,15 @@ Pure but for the function that asks, so that start-up, `doctor` and tests can sh
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import orjson
 
 from proxy.tokens.shape import Api
 from proxy.tokens.sizer import Sizer
+
+Result = Literal["equal", "different", "estimated", "unanswered"]
+RESULTS: tuple[Result, ...] = get_args(Result)
 
 Ask = Callable[[dict[str, Any]], Awaitable[int | None]]
 """Posts a body to `/v1/tokenize` and gives its `count`, None when the server does not answer with one."""
@@ -72,6 +75,15 @@ class Probe:
     server: int | None
 
     @property
+    def result(self) -> Result:
+        """What came of it; `estimated`: our count does not claim to be exact."""
+        if self.server is None:
+            return "unanswered"
+        if not self.exact:
+            return "estimated"
+        return "different" if self.differs else "equal"
+
+    @property
     def differs(self) -> bool:
         """Whether both counted and the counts are not the same."""
         return self.server is not None and self.server != self.ours
@@ -84,6 +96,12 @@ class SelfCheck:
     probes: tuple[Probe, ...]
     wrong: bool
     verdict: str
+
+    @property
+    def results(self) -> dict[str, int]:
+        """How many probes came to each result."""
+        found = [probe.result for probe in self.probes]
+        return {result: found.count(result) for result in RESULTS}
 
     @property
     def error_share(self) -> float:

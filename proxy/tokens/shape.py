@@ -18,6 +18,9 @@ class Api(StrEnum):
     MESSAGES = "messages"
     GENERATE = "generate"
     EMBEDDINGS = "embeddings"
+    SCORE = "score"
+    RERANK = "rerank"
+    CLASSIFY = "classify"
 
 
 class BadRequest(Exception):
@@ -44,6 +47,8 @@ class Shape:
     vocabulary kills the server, so that the caller compares it with the vocabulary's size.
     `cache_scope` are the fields that keep equal prompts apart in the engine's prefix cache.
     `history` is an id under which the server keeps earlier turns that the body does not show.
+    `preamble` is a digest of what the prompt begins with, before any history. `kept`: the server keeps the
+    answer for requests to come. `background`: it answers at once, and the work goes on.
     `fields` are the top-level keys of the body, for the table of fields that steer the engine.
     """
 
@@ -63,6 +68,8 @@ class Shape:
     session: str | None = None
     user: str | None = None
     history: str | None = None
+    preamble: bytes = b""
+    kept: bool = False
     background: bool = False
     cache_scope: tuple[str, ...] = ()
     fields: frozenset[str] = frozenset()
@@ -98,10 +105,14 @@ class Unit:
 
 @dataclass(slots=True)
 class Prompt:
-    """All that is to be counted: the items of a batch, each a list of units in prompt order."""
+    """All that is to be counted: the items of a batch, each a list of units in prompt order.
+
+    `repeats`: how many of the other items the first one stands before, so often it counts.
+    """
 
     items: list[list[Unit]]
     tools: bool = False
+    repeats: int = 1
 
 
 class Reading(NamedTuple):

@@ -41,6 +41,7 @@ class SizerStats(NamedTuple):
     `tokenizer` is `o200k_base`, or the engine that runs the model's own; `note` says why that is not
     used, or not for chats. `ratios`: true tokens per counted one by model, for counts that are
     estimates; `exact_ratios` for those that should be exact: off 1 means a wrong tokenizer directory.
+    `image_families`: whose image rule counts for each model, "*" for all.
     """
 
     ready: bool
@@ -55,6 +56,7 @@ class SizerStats(NamedTuple):
     memo_entries: int
     backlog_bytes: int
     bytes_per_token: float
+    image_families: dict[str, str]
 
 
 # Segments come in few sizes: one int object for each instead of one for each segment.

@@ -1,6 +1,7 @@
 """How many tokens is this request? Reads, counts and calibrates; keeps large bodies off the loop."""
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +13,9 @@ from proxy.tokens.composition import largest
 from proxy.tokens.counter import Counter
 from proxy.tokens.exact.counter import ExactCounter
 from proxy.tokens.exact.patterns import Unsupported
+from proxy.tokens.image_families import Family
 from proxy.tokens.measure import Measured, measure
-from proxy.tokens.media import MediaRules
+from proxy.tokens.media_choice import MediaChoice
 from proxy.tokens.o200k import load_encoding
 from proxy.tokens.reading import read_document
 from proxy.tokens.shape import Api, Shape
@@ -47,7 +49,7 @@ class Sizer:
         *,
         tokenizer_path: Path | None = None,
         chat_template: Path | None = None,
-        media: MediaRules | None = None,
+        image_family: Family | None = None,
         counter: Counter | None = None,
         inline_bytes: int = INLINE_BYTES,
         backlog_bytes: int = BACKLOG_BYTES,
@@ -55,11 +57,11 @@ class Sizer:
         memo_entries: int = MEMO_ENTRIES,
     ) -> None:
         """`tokenizer_path`: a model's tokenizer directory. `chat_template`: a file that replaces its
-        template, as SGLang's `--chat-template`. `counter`: a loaded one, used as long as `load` builds
-        no other."""
+        template, as SGLang's `--chat-template`. `image_family`: whose image rule counts for all models,
+        None to find out. `counter`: a loaded one, used as long as `load` builds no other."""
         self._tokenizer_path = tokenizer_path
         self._chat_template = chat_template
-        self._media = media or MediaRules()
+        self._media = MediaChoice(image_family)
         self._inline_bytes = inline_bytes
         self._backlog_bytes = backlog_bytes
         self._counted_bytes = counted_bytes
@@ -85,6 +87,11 @@ class Sizer:
         return self._exact is not None
 
     @property
+    def meant_exact(self) -> bool:
+        """Whether the model's own tokenizer was asked for, usable or not."""
+        return self._tokenizer_path is not None
+
+    @property
     def vocabulary_size(self) -> int | None:
         """The first id that is no token of the model, None without its tokenizer."""
         return None if self._exact is None else self._exact.tokenizer.vocabulary_size
@@ -95,6 +102,7 @@ class Sizer:
         A directory that cannot be used is logged, and told in `stats`; counting then is by default.
         """
         if self._tokenizer_path is not None:
+            await self._thread.run(0, partial(self._media.read_directory, self._tokenizer_path))
             self._exact = await self._thread.run(0, partial(self._load_exact, self._tokenizer_path))
         if self._exact is not None:
             self._counter, self._note = self._exact.counter, self._exact.note
@@ -113,6 +121,10 @@ class Sizer:
         if exact.note is not None:
             logger.warning("%s", exact.note)
         return exact
+
+    def serves(self, models: Sequence[str], path: str | None) -> None:
+        """A server runs these models from `path`: their names may tell how images are counted."""
+        self._media.serves(models, path)
 
     def close(self) -> None:
         """Ends the counting thread; what still waits for it is cancelled."""
@@ -141,12 +153,12 @@ class Sizer:
 
     def _ids(self, exact: ExactCounter, api: Api, body: bytes) -> list[int] | None:
         document = parse_object(body)
-        shape, prompt = read_document(api, document, self._media)
+        shape, prompt = read_document(api, document, self._media.of(document.get("model")))
         return exact.ids(shape, prompt, document)
 
     def _job(self, api: Api, body: bytes, *, sampled: bool) -> _Job:
         document = parse_object(body)
-        shape, prompt = read_document(api, document, self._media)
+        shape, prompt = read_document(api, document, self._media.of(document.get("model")))
         measured: Measured | None = None
         if self._exact is not None:
             measured = self._exact.measure(shape, prompt, document, sampled=sampled)
@@ -223,4 +235,5 @@ class Sizer:
             memo_entries=self._counter.memo_entries,
             backlog_bytes=self._thread.backlog_bytes,
             bytes_per_token=1 / self._density,
+            image_families=self._media.families,
         )

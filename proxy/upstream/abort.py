@@ -17,6 +17,7 @@ from proxy.admission.types import LoadSample
 from proxy.upstream.call import Call
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.link import Link, reason_of
+from proxy.upstream.load import is_idle, work_seen
 from proxy.upstream.sglang import ABORT_PATH, Route
 
 logger = logging.getLogger(__name__)
@@ -228,18 +229,6 @@ def wire_rids(route: Route | None, rid: str, sequences: int) -> list[str]:
     """
     whole = (route.rid_prefix if route else "") + rid
     return [whole, *(f"{whole}_{item}" for item in range(sequences) if sequences > 1)]
-
-
-def work_seen(sample: LoadSample) -> int | None:
-    """Prompt tokens the scheduler has ever been given: those prefilled and those still to do."""
-    if sample.prefill_tokens_total is None or sample.waiting_uncached_tokens is None:
-        return None
-    return sample.prefill_tokens_total + sample.waiting_uncached_tokens
-
-
-def is_idle(sample: LoadSample) -> bool:
-    """Nothing runs, waits or holds tokens. "0 running, 0 waiting" alone may be a prefill."""
-    return not (sample.running or sample.waiting or sample.waiting_uncached_tokens or sample.used_tokens)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -5,7 +5,7 @@ the client's own, and the body is never parsed and written again.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from proxy.upstream.errors import BodyRefused
 from proxy.upstream.sglang import STEERING, USAGE_FIELD, Steer, load_json
@@ -23,8 +23,9 @@ _PIECE_BYTES = 1024 * 1024
 _OVERLAP_BYTES = 64  # longer than any name; what follows one at a piece's end is taken for a colon
 
 
-def screen(body: bytes) -> tuple[str, ...]:
+def screen(body: bytes, honoured: Collection[str] = ()) -> tuple[str, ...]:
     """Names of the steering fields that the body sets at its top level and that must be overridden.
+    Those that are `honoured` pass.
 
     Raises BodyRefused for a field that cannot be honoured, and for a body that is not one JSON
     object in UTF-8. Costs one scan (up to 10 ms a megabyte: in a thread for large ones); parses
@@ -37,7 +38,7 @@ def screen(body: bytes) -> tuple[str, ...]:
     if not isinstance(document, dict):
         raise BodyRefused("the body is not a valid JSON object")
     for name, action in STEERING.items():
-        if action is Steer.REFUSE and document.get(name):
+        if action is Steer.REFUSE and document.get(name) and name not in honoured:
             raise BodyRefused(f"{name} is not supported through this proxy", name)
     overridden = [n for n, action in STEERING.items() if action is Steer.NULL and document.get(n) is not None]
     if document.get(USAGE_FIELD) is not None:
@@ -63,7 +64,8 @@ def splice(body: bytes, fields: Iterable[tuple[str, bytes]]) -> bytes:
     if not added:
         return body
     comma = b"" if body[before] == ord("{") else b","
-    return b"".join((body[:end], comma, added, body[end:]))
+    parts = memoryview(body)  # which may be large: copied once
+    return b"".join((parts[:end], comma, added, parts[end:]))
 
 
 def _last_brace(body: bytes) -> int:

@@ -11,6 +11,7 @@ from proxy.upstream.answer import AnswerBytes
 from proxy.upstream.call import Call, Observed
 from proxy.upstream.errors import UpstreamBroken, UpstreamBusy, UpstreamUnreachable
 from proxy.upstream.link import Headers, can_be_forwarded, end_to_end
+from proxy.upstream.patience import Patience
 from proxy.upstream.sender import Desk, Sender
 from proxy.upstream.sglang import Route
 from proxy.upstream.sse import EventPace, early_error, error_message, has_event
@@ -28,6 +29,9 @@ class Owner(Desk, Protocol):
 
     stall_seconds: float
     pace: EventPace
+
+    def latest(self, pool: str) -> LoadSample | None:
+        """The newest load sample of a pool."""
 
     def lost(self, exchange: "Exchange") -> None:
         """Nobody will read this unfinished exchange: abort it, then `close` it."""
@@ -100,6 +104,7 @@ class Exchange:
         the request is aborted. Raises UpstreamUnreachable, UpstreamBusy or BodyRefused.
         """
         self._opening = asyncio.create_task(self._open(), name=f"open {self.rid}")
+        patience = Patience(self.call, self._owner, self.give_up)
         try:
             await asyncio.shield(self._opening)
         except asyncio.CancelledError:
@@ -117,6 +122,8 @@ class Exchange:
         except Exception:
             await self.close()
             raise
+        finally:
+            patience.end()
 
     async def _open(self) -> None:
         try:
@@ -270,7 +277,7 @@ class Exchange:
         self._taken = True
 
     def give_up(self, reason: str) -> None:
-        """The server is gone: if the answer has not begun, `open` raises UpstreamUnreachable."""
+        """It will not answer: if the answer has not begun, `open` raises UpstreamUnreachable."""
         if self._opening is not None and not self._opening.done():
             self._given_up = reason
             self._opening.cancel()

@@ -27,7 +27,7 @@ _URGED_POLL_SECONDS = 0.03
 _URGE_LASTS_SECONDS = 1.0
 # Looking for a lost server: soon at first, and never rarer than this.
 _FIRST_RETRY_SECONDS = 0.25
-_LAST_RETRY_SECONDS = 2.0
+_LAST_RETRY_SECONDS = 0.5
 # /metrics costs the server tens of milliseconds: only for what nothing else says.
 _METRICS_SECONDS = 5.0
 # A server that reports no load is only asked whether it lives.

@@ -26,6 +26,7 @@ GET_LOAD_PATH = "/get_load"  # 0.5.17; gone in 0.5.23
 METRICS_PATH = "/metrics"
 ABORT_PATH = "/abort_request"
 GENERATE_PATH = "/generate"
+RESPONSES_PATH = "/v1/responses"
 TOKENIZE_PATH = "/v1/tokenize"
 
 # The server closes a connection that was idle for 5 s: never reuse one that is nearly as old.
@@ -69,9 +70,10 @@ ROUTES: Mapping[str, Route] = {
     "/v1/completions": Route("rid", usage_option=True),
     "/generate": Route("rid"),
     "/v1/embeddings": Route("rid"),
-    "/v1/score": Route("rid"),
+    "/v1/score": Route(None),
+    "/v1/rerank": Route(None),
     "/v1/classify": Route("rid"),
-    "/v1/responses": Route(
+    RESPONSES_PATH: Route(
         "request_id",
         rid_prefix="resp_",
         priority_null=b"0",
@@ -119,11 +121,27 @@ STEERING: Mapping[str, Steer] = {
     "bootstrap_port": Steer.NULL,
     "bootstrap_room": Steer.NULL,
     "bootstrap_pair_key": Steer.NULL,
+    "decode_tp_size": Steer.NULL,
     "http_worker_ipc": Steer.NULL,
+    "routing_key": Steer.NULL,
+    "conversation_id": Steer.NULL,
+    "session_id": Steer.NULL,  # a server with session caches pins the prompt under it, in nobody's ledger
+    "kv_hints": Steer.NULL,  # moves and keeps cached prefixes
+    "lora_id": Steer.NULL,  # `lora_path` is the client's name for an adapter
+    "mm_hashes": Steer.NULL,  # the keys of pictures in the caches: another's picture under one's own
+    "mm_content_hashes": Steer.NULL,
+    "need_wait_for_mm_inputs": Steer.NULL,
+    "num_items_assigned": Steer.NULL,
+    "encoder_urls": Steer.NULL,  # the server would connect there
+    "external_trace_header": Steer.NULL,  # the header `traceparent` is the one way
+    "received_time": Steer.NULL,
     "session_params": Steer.REFUSE,  # the history is at the server: the body alone counts wrong
     "custom_logit_processor": Steer.REFUSE,  # runs the client's code inside the engine
     "return_hidden_states": Steer.REFUSE,
     "input_embeds": Steer.REFUSE,  # no tokens to count
+    "positional_embed_overrides": Steer.REFUSE,  # other contents under the same ids
+    "multi_item_delimiter_indices": Steer.REFUSE,  # the server's own notes about a prompt:
+    "token_indices_to_pool": Steer.REFUSE,  # wrong ones reach into the scheduler
     "background": Steer.REFUSE,  # the HTTP answer ends while the work goes on
 }
 

@@ -5,7 +5,9 @@ connections (docs/performance.md). No proxies, no HTTP/2, no limit on connection
 """
 
 import asyncio
+import errno
 import ssl
+from collections.abc import Callable
 
 import httpx
 
@@ -14,6 +16,9 @@ from proxy.upstream.request_bytes import content_of, head_of
 
 Origin = tuple[str, str, int]
 _PORTS = {"http": 80, "https": 443}
+# No descriptor is free: that is no fault of the server, and passes.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
+_EXHAUSTED_PAUSE_SECONDS = 0.05
 
 
 class Transport(httpx.AsyncBaseTransport):
@@ -89,11 +94,11 @@ class Transport(httpx.AsyncBaseTransport):
             await trace("connection.connect_tcp.started", {})
         try:
             async with asyncio.timeout(request.extensions.get("timeout", {}).get("connect")):
-                _, connection = await loop.create_connection(
+                connection = await self._open_one(
                     lambda: Connection(loop, freed=freed, lost=lost),
                     host,
                     port,
-                    ssl=self._tls_context() if scheme == "https" else None,
+                    self._tls_context() if scheme == "https" else None,
                 )
         except TimeoutError:
             raise httpx.ConnectTimeout("connecting timed out") from None
@@ -102,6 +107,19 @@ class Transport(httpx.AsyncBaseTransport):
         if connection.is_open:
             self._open.add(connection)
         return connection
+
+    async def _open_one(
+        self, make: Callable[[], Connection], host: str, port: int, tls: ssl.SSLContext | None
+    ) -> Connection:
+        """Connected; waits while this process has no descriptor left. Raises what connecting raises."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return (await loop.create_connection(make, host, port, ssl=tls))[1]
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+            await asyncio.sleep(_EXHAUSTED_PAUSE_SECONDS)
 
     def _tls_context(self) -> ssl.SSLContext:
         """Verifies, with the authorities httpx brings. Made when it is first needed: it takes a while."""

@@ -2,8 +2,8 @@
 
 import pytest
 
+from proxy.admission.budget import BUDGET_CUT, BUDGET_FLOOR, BUDGET_RISE
 from proxy.admission.controller import Controller
-from proxy.admission.pool import BUDGET_CUT, BUDGET_FLOOR, BUDGET_RISE
 from proxy.admission.types import Finished, Load, LoadSample
 from tests.scenarios.hand import POOL, POOL_TOKENS, Hand
 

@@ -1,6 +1,7 @@
 """From outcome to answer: every row of the table, in both shapes."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -87,10 +88,27 @@ def test_retry_after_is_whole_seconds_from_1_to_60_and_larger_ones_forbid_retryi
     value = header(answer, b"retry-after")
     assert value is not None
     assert 1 <= int(value) <= 60
-    assert int(value) >= min(seconds, 60)
     honest = error_of(answer)["retry_after_s"]
     assert honest >= seconds
+    assert int(value) == honest if honest <= 60 else int(value) >= 45
     assert (header(answer, b"x-should-retry") == b"false") == (honest > 60)
+
+
+def test_those_who_should_come_later_than_the_header_can_say_do_not_come_together() -> None:
+    told = [
+        header(answers.refused(Api.CHAT, refuse(Reason.WOULD_MISS_DEADLINE, seconds), 60.0), b"retry-after")
+        for seconds in range(61, 101)
+    ]
+    assert max(told.count(value) for value in told) <= 3
+
+
+@pytest.mark.parametrize("answer", [answers.no_room, answers.no_backend])
+def test_who_is_sent_away_without_a_forecast_is_not_told_the_same_as_all_others(
+    answer: Callable[[Api], Answer],
+) -> None:
+    told = {header(answer(Api.CHAT), b"retry-after") for _ in range(200)}
+    assert len(told) > 5
+    assert all(1 <= int(seconds or 0) <= 10 for seconds in told)
 
 
 def test_what_can_never_fit_names_both_numbers_and_forbids_retrying() -> None:

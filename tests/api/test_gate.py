@@ -261,7 +261,7 @@ async def test_a_closed_gate_runs_no_timer() -> None:
 async def test_an_idle_gate_needs_no_timer(world: Setup) -> None:
     ticket = world.gate.submit(request("a"))
     world.gate.finish(ticket, completed=True)
-    await eventually(lambda: world.gate._timer is None)
+    await eventually(lambda: world.gate._stepper._timer is None)
 
 
 def waits(ticket: Ticket) -> bool:

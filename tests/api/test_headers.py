@@ -21,6 +21,7 @@ def test_what_concerns_nobody_else_goes_on_in_its_order() -> None:
         "x-data-parallel-rank",
         "x-sglang-anything",
         "x-bootstrap-host",
+        "x-body-compressed",
         "x-admission-lane",
         "host",
         "content-length",

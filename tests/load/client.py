@@ -1,10 +1,13 @@
 """Plays a workload against a base URL, each client a task of its own."""
 
 import asyncio
+import contextlib
+import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from tests.load.http1 import BadAnswer, Exchange, encode_request
+from tests.load.http1 import BadAnswer, Exchange, Headers, encode_request
 from tests.load.outcome import Outcome, Reader
 from tests.load.workload import Ask, Client, Vocabulary, Workload
 
@@ -15,7 +18,13 @@ Bodies = Sequence[Sequence[bytes]]
 
 
 async def ask(
-    base_url: str, body: bytes, outcome: Outcome, *, began: float = 0.0, leave: asyncio.Event | None = None
+    base_url: str,
+    body: bytes,
+    outcome: Outcome,
+    *,
+    headers: Headers | None = None,
+    began: float = 0.0,
+    leave: asyncio.Event | None = None,
 ) -> None:
     """One chat request, from connecting to the end of its answer; `outcome` fills as it goes.
 
@@ -24,7 +33,7 @@ async def ask(
     """
     url = base_url + CHAT_PATH
     reader = Reader(outcome, began)
-    exchange = Exchange(encode_request("POST", url, body), reader)
+    exchange = Exchange(encode_request("POST", url, body, headers), reader)
     try:
         await exchange.connect(url)
         await _until_end_or_left(exchange.ended, leave)
@@ -70,33 +79,48 @@ async def play(
     gate = asyncio.Semaphore(workload.concurrency or len(workload.clients))
     found = [] if outcomes is None else outcomes
 
-    async def act(client: Client, client_bodies: Sequence[bytes]) -> None:
+    async def act(number: int, client: Client, client_bodies: Sequence[bytes]) -> None:
         await asyncio.sleep(max(0.0, began + client.start_seconds - time.monotonic()))
-        for number, (wanted, body) in enumerate(zip(client.asks, client_bodies, strict=True)):
-            if number:
+        for turn, (wanted, body) in enumerate(zip(client.asks, client_bodies, strict=True)):
+            if turn:
                 await asyncio.sleep(client.think_seconds)
+            outcome = Outcome.of(wanted, started_at=0.0, client=number, turn=turn)
             async with gate:
-                await _ask_until_served(base_url, wanted, body, workload, began, found)
+                await _ask_until_served(base_url, wanted, body, outcome, workload, began, found)
 
-    async with asyncio.TaskGroup() as tasks:
-        for client, client_bodies in zip(workload.clients, bodies, strict=True):
-            tasks.create_task(act(client, client_bodies))
+    until = None if workload.seconds is None else began + workload.seconds - time.monotonic()
+    with contextlib.suppress(TimeoutError):  # the load is over
+        async with asyncio.timeout(until), asyncio.TaskGroup() as tasks:
+            for number, (client, client_bodies) in enumerate(zip(workload.clients, bodies, strict=True)):
+                tasks.create_task(act(number, client, client_bodies))
     return found
 
 
 async def _ask_until_served(
-    base_url: str, wanted: Ask, body: bytes, workload: Workload, began: float, outcomes: list[Outcome]
+    base_url: str,
+    wanted: Ask,
+    body: bytes,
+    first: Outcome,
+    workload: Workload,
+    began: float,
+    outcomes: list[Outcome],
 ) -> None:
+    """Asks, and asks again where refused. `first` says who asks; each attempt has an outcome of its own."""
     give_up_at = time.monotonic() + workload.patience_seconds
-    attempt = 1
-    while True:
-        outcome = Outcome.of(wanted, attempt=attempt, started_at=time.monotonic() - began)
-        await ask(base_url, body, outcome, began=began)
-        outcomes.append(outcome)
+    for attempt in itertools.count(1):
+        outcome = replace(first, attempt=attempt, started_at=time.monotonic() - began)
+        try:
+            await ask(base_url, body, outcome, headers=wanted.headers, began=began)
+        except asyncio.CancelledError:
+            outcome.cut = True
+            raise
+        finally:
+            outcomes.append(outcome)
         if not (outcome.refused and workload.obey_retry_after):
+            return
+        if workload.obey_should_retry and not outcome.may_retry:
             return
         wait_seconds = float(outcome.headers["retry-after"])
         if time.monotonic() + wait_seconds > give_up_at:
             return
         await asyncio.sleep(wait_seconds)
-        attempt += 1

@@ -9,7 +9,7 @@ from tests.load.figures import Row, require
 from tests.load.outcome import Outcome
 from tests.load.process import Say
 from tests.load.proxy import ProxyServer
-from tests.load.scenarios import Engine
+from tests.load.scenario import Engine
 from tests.load.stage import Stage, Timeout, Visitor
 from tests.sglang.server import SGLangServer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.load.figures import Row, require, within
 from tests.load.process import Say
 from tests.load.proxy import ProxyServer
-from tests.load.scenarios import Engine, pace_of
+from tests.load.scenario import Engine, pace_of
 from tests.load.stage import Stage
 from tests.sglang.server import SGLangServer
 from tests.sglang.shim.pacing import Pace

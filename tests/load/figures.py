@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
+from tests.load.decisions import Decision
 from tests.load.outcome import Outcome
 from tests.load.sampler import Sample
 
@@ -22,6 +23,7 @@ class Run:
     retractions: int
     ledger: dict[str, float] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
+    decisions: Sequence[Decision] = ()  # where its log was kept
 
     def write(self, path: Path) -> None:
         """Keeps all of it as JSON."""
@@ -33,12 +35,16 @@ class Run:
         kept = json.loads(path.read_text())
         kept["outcomes"] = [Outcome(**outcome) for outcome in kept["outcomes"]]
         kept["samples"] = [Sample(**sample) for sample in kept["samples"]]
+        kept["decisions"] = [Decision(**decision) for decision in kept.get("decisions", ())]
         return cls(**kept)
 
     def summary(self) -> str:
         """One line a kind of request, for a run that is not compared."""
         lines = []
         for kind in sorted({outcome.kind for outcome in self.outcomes}):
+            if not self.served(kind):
+                lines.append(f"{kind}: none served")
+                continue
             times = self.ttfts(kind)
             p50, p99 = quantile(times, 0.5), quantile(times, 0.99)
             lines.append(
@@ -55,17 +61,22 @@ class Run:
     def of(self, kind: str) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.kind == kind]
 
+    def served(self, kind: str) -> list[Outcome]:
+        return [outcome for outcome in self.of(kind) if outcome.served]
+
     def ttfts(self, kind: str) -> list[float]:
         """Of those that were served, sorted. Raises ValueError when none was."""
-        found = sorted(outcome.ttft_seconds for outcome in self.of(kind) if outcome.served)
+        found = sorted(outcome.ttft_seconds for outcome in self.served(kind))
         if not found:
             raise ValueError(f"no {kind} request was served")
         return found
 
     @property
     def failures(self) -> list[Outcome]:
-        """Neither served as asked nor refused in the agreed form."""
-        return [outcome for outcome in self.outcomes if not outcome.refused and _problem(outcome)]
+        """Neither served as asked, nor refused in the agreed form, nor cut off by the end of the load."""
+        return [
+            outcome for outcome in self.outcomes if not (outcome.refused or outcome.cut) and _problem(outcome)
+        ]
 
     @property
     def duration_seconds(self) -> float:
@@ -172,8 +183,12 @@ def table(rows: Sequence[Row]) -> str:
     """Aligned columns, one line a row."""
     heads = ("figure", "direct", "proxied", "ratio", "required", "")
     verdicts = {True: "ok", False: "FAIL", None: ""}
-    lines = [heads, *((*_cells(row), verdicts[row.ok]) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    return aligned([heads, *((*_cells(row), verdicts[row.ok]) for row in rows)])
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """The first line heads the columns."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     ruled = [lines[0], tuple("-" * width for width in widths), *lines[1:]]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

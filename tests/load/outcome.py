@@ -17,6 +17,7 @@ class Outcome:
 
     `first_at` is the first event of a stream (SGLang sends it with the first token), or the whole
     body otherwise. `error` says what went wrong; a refusal (429, 503 with a reason) is no error.
+    `client` and `turn` are the places of the client in the load and of the request among its own.
     """
 
     kind: str
@@ -38,11 +39,16 @@ class Outcome:
     headers: dict[str, str] = field(default_factory=dict)
     error: str | None = None
     broken: bool = False  # the connection failed: not even an error was answered
+    cut: bool = False  # the load was over before the answer was
+    client: int = 0
+    turn: int = 0
 
     @classmethod
-    def of(cls, wanted: Ask, *, started_at: float, attempt: int = 1) -> Self:
+    def of(cls, wanted: Ask, *, started_at: float, attempt: int = 1, client: int = 0, turn: int = 0) -> Self:
         """Of a request that is about to be sent."""
         return cls(
+            client=client,
+            turn=turn,
             kind=wanted.kind,
             attempt=attempt,
             started_at=started_at,
@@ -58,11 +64,22 @@ class Outcome:
 
     @property
     def served(self) -> bool:
-        return self.status == 200 and self.error is None
+        return self.status == 200 and self.error is None and not self.cut
 
     @property
     def refused(self) -> bool:
         return self.status in {429, 503} and "retry-after" in self.headers
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether a refusal says that coming back is worth it."""
+        return self.headers.get("x-should-retry", "true") != "false"
+
+    @property
+    def retry_at(self) -> float:
+        """When a refused client was told to come back. Raises KeyError where it was not refused."""
+        assert self.ended_at is not None
+        return self.ended_at + float(self.headers["retry-after"])
 
     @property
     def ttft_seconds(self) -> float:

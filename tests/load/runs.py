@@ -3,9 +3,11 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tests.load.client import Bodies, make_bodies, play
+from tests.load.decisions import read_decisions
 from tests.load.figures import Run
 from tests.load.outcome import Outcome
 from tests.load.process import Say
@@ -19,9 +21,9 @@ SETTLE_SECONDS = 5.0
 WARM_UP = Workload((Client(0.0, (Ask("warm-up", 2_000, 8, text_seed=0),)),))
 
 
-def run_direct(server: SGLangServer, workload: Workload, *, say: Say = print) -> Run:
+def run_direct(server: SGLangServer, workload: Workload, *, title: str = "direct", say: Say = print) -> Run:
     """The load against the engine itself, with a cold prefix cache."""
-    return asyncio.run(_run("direct", server, server.base_url, workload, dict, say))
+    return asyncio.run(_run(title, server, server.base_url, workload, dict, say))
 
 
 def run_proxied(
@@ -30,12 +32,20 @@ def run_proxied(
     settings: Mapping[str, str],
     *,
     log_path: Path,
+    title: str = "proxied",
+    decisions_path: Path | None = None,
     say: Say = print,
 ) -> Run:
-    """The same through a proxy started for it; its ledger is read at the end, and so is its CPU time."""
+    """The same through a proxy started for it; its ledger is read at the end, and so is its CPU time.
+
+    Where `decisions_path` is given, its decision log is written there, and read.
+    """
+    if decisions_path is not None:
+        settings = {**settings, "PROXY_DECISION_LOG": str(decisions_path)}
     with ProxyServer(server.base_url, settings, log_path=log_path, say=say) as proxy:
-        run = asyncio.run(_run("proxied", server, proxy.base_url, workload, proxy.cpu_seconds_by_name, say))
-        return _with_ledger(run, proxy.settled_ledger(SETTLE_SECONDS))
+        run = asyncio.run(_run(title, server, proxy.base_url, workload, proxy.cpu_seconds_by_name, say))
+        run = replace(run, ledger=proxy.settled_ledger(SETTLE_SECONDS))
+    return replace(run, decisions=read_decisions(decisions_path)) if decisions_path else run
 
 
 def run_against(
@@ -43,10 +53,6 @@ def run_against(
 ) -> Run:
     """The load against any address in front of the server; no ledger is read."""
     return asyncio.run(_run(title, server, base_url, workload, dict, say))
-
-
-def _with_ledger(run: Run, ledger: dict[str, float]) -> Run:
-    return Run(run.outcomes, run.samples, run.missed_samples, run.retractions, ledger, run.cpu_seconds)
 
 
 async def _run(

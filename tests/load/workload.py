@@ -2,33 +2,59 @@
 
 import json
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from tokenizers import Tokenizer
+
 END_OF_TURN_ID = "2"
 SURELY = 100  # a bias that no random logit outweighs
+SESSION_HEADER = "x-session-id"
+TENANT_HEADER = "x-tenant"
+ANSWER_SEED = 1 << 40  # drawn seeds are smaller: no answer says what a question said
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Words of one token each after a space, and what a chat adds around one user message."""
+    """Words of one token each after a space, what a chat adds around one user message, and what each
+    exchange before it (a user's message and its answer) adds.
+    """
 
     words: tuple[str, ...]
     chat_overhead_tokens: int
+    exchange_overhead_tokens: int = 0
 
     @classmethod
     def of_model(cls, folder: Path) -> Self:
-        """Reads what tests/sglang/model.py wrote beside the tokenizer."""
+        """Reads what tests/sglang/model.py wrote: the words beside the tokenizer, and the tokenizer."""
         known = json.loads((folder / "texts.json").read_text())
-        return cls(tuple(known["words"]), known["chat_overhead_tokens"])
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        exchange = "".join(f"<|im_start|>{role}\n a<|im_end|>\n" for role in ("user", "assistant"))
+        around = len(tokenizer.encode(exchange).ids) - 2 * len(tokenizer.encode(" a").ids)
+        return cls(tuple(known["words"]), known["chat_overhead_tokens"], around)
 
     def chat_text(self, prompt_tokens: int, seed: int) -> str:
         """Random words that make a chat prompt of exactly `prompt_tokens`."""
-        count = prompt_tokens - self.chat_overhead_tokens
-        if count < 1:
-            raise ValueError(f"a chat prompt has more than {self.chat_overhead_tokens} tokens")
-        return "".join(f" {word}" for word in random.Random(seed).choices(self.words, k=count))
+        return self.text(prompt_tokens - self.chat_overhead_tokens, seed)
+
+    def text(self, tokens: int, seed: int) -> str:
+        """Random words of that many tokens."""
+        if tokens < 1:
+            raise ValueError(f"a message needs {1 - tokens} tokens more than it was given")
+        return "".join(f" {word}" for word in random.Random(seed).choices(self.words, k=tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An earlier turn of a conversation: the prompt tokens it added, and its answer's, which is made up
+    beforehand too, so that the same seed gives the same prompts whatever the model says.
+    """
+
+    prompt_tokens: int
+    answer_tokens: int
+    text_seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +74,16 @@ class Ask:
     ends_by_itself: bool = False
     stream: bool = True
     ask_usage: bool = True
+    said: tuple[Said, ...] = ()  # `prompt_tokens` counts these, too
+    session: str = ""
+    tenant: str = ""
+    priority: int | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What tells a proxy who asks."""
+        named = {SESSION_HEADER: self.session, TENANT_HEADER: self.tenant}
+        return {name: value for name, value in named.items() if value}
 
     @property
     def output_tokens(self) -> int:
@@ -60,10 +96,9 @@ class Ask:
 
     def body(self, vocabulary: Vocabulary, model: str) -> bytes:
         """The request body; its prompt is exactly `prompt_tokens` long in the tiny model's tokens."""
-        content = vocabulary.chat_text(self.prompt_tokens, self.text_seed)
         made: dict[str, object] = {
             "model": model,
-            "messages": [{"role": "user", "content": content}],
+            "messages": self._messages(vocabulary),
             "stream": self.stream,
         }
         if self.max_tokens is not None:
@@ -74,7 +109,22 @@ class Ask:
             made["ignore_eos"] = True
         if self.stream and self.ask_usage:
             made["stream_options"] = {"include_usage": True}
+        if self.priority is not None:
+            made["priority"] = self.priority
         return json.dumps(made).encode()
+
+    def _messages(self, vocabulary: Vocabulary) -> list[dict[str, str]]:
+        own = self.prompt_tokens - sum(turn.prompt_tokens + turn.answer_tokens for turn in self.said)
+        asked = [*((turn.prompt_tokens, turn.text_seed) for turn in self.said), (own, self.text_seed)]
+        messages: list[dict[str, str]] = []
+        overhead = vocabulary.chat_overhead_tokens
+        for number, (tokens, seed) in enumerate(asked):
+            messages.append({"role": "user", "content": vocabulary.text(tokens - overhead, seed)})
+            overhead = vocabulary.exchange_overhead_tokens
+            if number < len(self.said):
+                answer = vocabulary.text(self.said[number].answer_tokens, ANSWER_SEED + seed)
+                messages.append({"role": "assistant", "content": answer})
+        return messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +141,29 @@ class Workload:
     """`concurrency` bounds the requests under way (None: none does).
 
     `obey_retry_after`: a refused client waits as long as it was told and asks again, for at most
-    `patience_seconds` in all.
+    `patience_seconds` in all; with `obey_should_retry` it does not, where it was told not to.
+    `seconds`: when it is over, and who still waits goes away (None: when all is answered).
     """
 
     clients: tuple[Client, ...]
     concurrency: int | None = None
     obey_retry_after: bool = False
+    obey_should_retry: bool = False
     patience_seconds: float = 600.0
+    seconds: float | None = None
 
     @property
     def asks(self) -> list[Ask]:
         return [ask for client in self.clients for ask in client.asks]
+
+    def map(self, change: Callable[[Ask], Ask]) -> "Workload":
+        """The same clients with every request changed."""
+        clients = (replace(client, asks=tuple(map(change, client.asks))) for client in self.clients)
+        return replace(self, clients=tuple(clients))
+
+    def only(self, wanted: Callable[[Client], bool]) -> "Workload":
+        """The clients that are `wanted`, as they were."""
+        return replace(self, clients=tuple(filter(wanted, self.clients)))
 
 
 def poisson_times(draw: random.Random, per_second: float, seconds: float) -> list[float]:

@@ -33,6 +33,7 @@ POOLS = tuple(
     )
     for rank in (0, 1)
 )
+PROBES = {"a": {"equal": 10, "different": 0, "estimated": 0, "unanswered": 0}}
 QUEUE = QueueSnapshot(model="m", lane=Lane.LONG, requests=2, tokens=128_000, head_age_seconds=3.0)
 
 
@@ -64,7 +65,9 @@ def traffic(metrics: Metrics) -> None:
 @pytest.fixture
 def target() -> Iterator[int]:
     """The port of a server that shows metrics and gets traffic with every scrape."""
-    metrics = Metrics(lambda: StateSnapshot(pools=POOLS, queues=(QUEUE,), open_requests=3))
+    metrics = Metrics(
+        lambda: StateSnapshot(pools=POOLS, queues=(QUEUE,), open_requests=3, tokenizer_probes=PROBES)
+    )
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,12 +1,16 @@
 """Scenario 20 by the clock: how long does a step take with 10,000 queued on 64 pools?
 
-    python -m tests.scenarios.bench_step [queued] [steps]
+    python -m tests.scenarios.bench_step [queued] [steps] [repeats]
 
-Prints microseconds a step by event. The machine should have nothing else to do.
+Prints microseconds a step by event, the question when to wake up next included, which the live proxy
+asks after each. The same life is lived `repeats` times, and of each step the shortest time counts:
+what else the machine does is not the step's. One repeat shows the times as they came.
 """
 
 import gc
 import sys
+from collections.abc import Iterator
+from math import inf
 from time import perf_counter_ns
 
 from proxy.simulator.records import quantile
@@ -16,27 +20,40 @@ POOLS = 64
 GOAL_MICROSECONDS = 100.0
 
 
-def measure(queued: int, steps: int) -> dict[str, list[float]]:
+def measure(queued: int, steps: int, repeats: int) -> dict[str, list[float]]:
     """Microseconds of each step, by the kind of event, and of all."""
+    kinds: list[str] = []
+    shortest = [inf] * steps
+    for _ in range(repeats):
+        kinds.clear()
+        for index, (kind, microseconds) in enumerate(timed_life(queued, steps)):
+            kinds.append(kind)
+            shortest[index] = min(shortest[index], microseconds)
+    took: dict[str, list[float]] = {"all": shortest}
+    for kind, microseconds in zip(kinds, shortest, strict=True):
+        took.setdefault(kind, []).append(microseconds)
+    return took
+
+
+def timed_life(queued: int, steps: int) -> Iterator[tuple[str, float]]:
+    """The kind and the microseconds of each step."""
     fleet = CrowdedFleet(queued, pools=POOLS)
     gc.collect()
     gc.freeze()
-    took: dict[str, list[float]] = {"all": []}
     for event in fleet.life(steps):
         begun = perf_counter_ns()
         fleet.step(event)
-        microseconds = (perf_counter_ns() - begun) / 1000
-        took["all"].append(microseconds)
-        took.setdefault(type(event).__name__, []).append(microseconds)
-    return took
+        fleet.controller.next_wakeup(fleet.now)
+        yield type(event).__name__, (perf_counter_ns() - begun) / 1000
+    gc.unfreeze()
 
 
 def main() -> int:
     """Exit status 1 when the p99 of all steps misses the goal."""
-    queued = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 20_000
-    took = measure(queued, steps)
-    print(f"{queued} queued, {POOLS} pools, {steps} steps; microseconds a step")
+    given = [int(argument) for argument in sys.argv[1:]]
+    queued, steps, repeats = (*given, *(10_000, 20_000, 3)[len(given) :])
+    took = measure(queued, steps, repeats)
+    print(f"{queued} queued, {POOLS} pools, {steps} steps, best of {repeats}; microseconds a step")
     print(f"{'':12} {'number':>8} {'p50':>8} {'p99':>8} {'longest':>9}")
     for kind, values in took.items():
         p50, p99 = quantile(values, 0.5), quantile(values, 0.99)

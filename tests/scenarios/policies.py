@@ -31,7 +31,6 @@ from proxy.admission.types import (
     LoadSample,
     PoolDown,
     PoolFacts,
-    PoolUp,
     Reason,
     Refuse,
     Request,
@@ -57,15 +56,14 @@ class Rebuilt(Controller):
     gate_type: ClassVar[type[Gate]] = Gate
     sensor_type: ClassVar[type[Sensor]] = Sensor
 
-    def _pool_up(self, now: float, event: PoolUp, actions: list[Action]) -> Iterable[Line]:
-        if event.pool not in self.lines:
-            pool = self.pool_type(event.pool, event.facts, self.limits)
-            line = self.line_type(pool, self.limits, self.reservation, self.charges)
-            line.gate = self.gate_type(pool)
-            self.lines[event.pool] = line
-        touched = super()._pool_up(now, event, actions)
-        self._sensors[event.pool] = self.sensor_type(self.lines[event.pool].pool)
-        return touched
+    def _new_line(self, name: str, facts: PoolFacts) -> Line:
+        pool = self.pool_type(name, facts, self.limits)
+        line = self.line_type(pool, self.limits, self.reservation, self.charges)
+        line.gate = self.gate_type(pool)
+        return line
+
+    def _new_sensor(self, pool: Pool) -> Sensor:
+        return self.sensor_type(pool)
 
 
 # --- who passes a blocked head ------------------------------------------------------------------
@@ -286,7 +284,8 @@ class NoBudget(Rebuilt):
     """Whatever comes is sent."""
 
     class pool_type(Pool):  # noqa: N801
-        def fits(self, job: Job, reserve_tokens: int) -> bool:
+        @property
+        def empty(self) -> bool:
             return True
 
 
@@ -428,6 +427,24 @@ class RetryTogether(Controller):
         refuse = super()._refusal(now, job, line, reason)
         honest = max(1.0, refuse.predicted_wait_seconds - job.request.wait_limit_seconds / 2)
         return replace(refuse, retry_after_seconds=honest)
+
+
+class PromisesMelt(Controller):
+    """Room that was promised to the refused is thought to come as time passes, though others use it."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self._promised_seconds = self._promised_at = 0.0
+
+    def _refusal(self, now: float, job: Job, line: Line | None, reason: Reason) -> Refuse:
+        refuse = super()._refusal(now, job, line, reason)
+        if line is None:
+            return refuse
+        left = max(0.0, self._promised_seconds - (now - self._promised_at))
+        service = line.pool.timeline.prefill_seconds(job, line.pool.uncached_tokens(job))
+        self._promised_seconds, self._promised_at = left + service, now
+        honest = max(1.0, refuse.predicted_wait_seconds - job.request.wait_limit_seconds / 2)
+        return replace(refuse, retry_after_seconds=honest + left)
 
 
 class GuessesByCount(Rebuilt):

@@ -1,5 +1,6 @@
 """Scenarios 16, 17 and 19: who is sent away is told the truth, and comes back when there is room."""
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from tests.scenarios.policies import (
     GuessesByCount,
     Make,
     NeverRefuses,
+    PromisesMelt,
     RetryAfterConstant,
     RetryTogether,
     named,
@@ -31,6 +33,8 @@ from tests.scenarios.traffic import around, machine, scaled, steady
 
 DEADLINE_SECONDS = 5.0
 ASKED_AT = 15.0  # two 64Ks have ended by then: the machine's pace is known
+OVERLOAD_SECONDS = 60.0
+MIDDLE = (9000, 23_000)
 HONEST = 0.3  # share by which a prediction may be off
 
 
@@ -74,6 +78,24 @@ def check_17(make: Make, prompt_tokens: int) -> None:
     assert all(1 <= int(seconds) <= 60 for seconds in told)
 
 
+def check_overload(make: Make, prompt_tokens: tuple[int, int], capacity: float, seed: int) -> None:
+    """Three times what the server can do for a minute, then a third: who comes back then is served."""
+    load = overload(prompt_tokens, capacity, seed)
+    run = replay(load, machine(POOLS_TOKENS[1]), make(Limits()))
+    attempts = {(record.client, record.attempt): record for record in run.records}
+    back = [
+        again.outcome is Outcome.DONE
+        for record in run.records
+        if record.outcome is Outcome.REFUSED
+        and record.sent_at + (record.retry_after_seconds or 0.0) >= OVERLOAD_SECONDS
+        and (again := attempts.get((record.client, record.attempt + 1)))
+    ]
+    assert len(back) >= 5, "nobody is told to come back"
+    assert fmean(back) >= 0.8, "most of those who come back are refused again"
+    late = sum(record.reason == Reason.DEADLINE for record in run.records)
+    assert late <= 0.02 * run.count(Outcome.DONE), "who was admitted is refused later"
+
+
 def check_19(make: Make) -> None:
     """SIGTERM with 10 queued and 2 streaming: the queued get 503 now, the streams end."""
     hand = Hand(make, max_running_requests=2)
@@ -97,6 +119,19 @@ def check_19(make: Make) -> None:
 
 
 # --- what the checks are made of ----------------------------------------------------------------
+
+
+def overload(prompt_tokens: tuple[int, int], capacity: float, seed: int) -> Workload:
+    """`capacity`: about how many of these requests the server does in a second."""
+    dice = random.Random(seed)
+    clients: list[Client] = []
+    for times, begins, ends in ((3.0, 0.0, OVERLOAD_SECONDS), (0.3, OVERLOAD_SECONDS, 150.0)):
+        at = begins
+        while (at := at + dice.expovariate(times * capacity)) < ends:
+            name = f"client {len(clients)}"
+            ask = fixed("asking", name, dice.randint(*prompt_tokens), 200)
+            clients.append(Client(name, (Turn(replace(ask, wait_limit_seconds=20.0)),), at, retries=30))
+    return Workload("overload", tuple(clients))
 
 
 def ask_in_crowd(
@@ -157,6 +192,16 @@ def test_a_hundred_that_are_refused_at_once_come_back_one_after_the_other(prompt
     check_17(Controller, prompt_tokens)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("prompt_tokens", "capacity"), [((2000, 6000), 4.0), (MIDDLE, 1.3), ((30_000, 70_000), 0.3)]
+)
+def test_a_crowd_that_was_sent_away_is_served_when_it_comes_back(
+    prompt_tokens: tuple[int, int], capacity: float, seed: int
+) -> None:
+    check_overload(Controller, prompt_tokens, capacity, seed)
+
+
 def test_draining_answers_the_queued_now_and_lets_streams_end() -> None:
     check_19(Controller)
 
@@ -185,6 +230,8 @@ def test_who_no_pool_takes_is_counted_in_the_lane_of_its_size() -> None:
         (partial(check_17, prompt_tokens=20_000), RetryAfterConstant, "faster than they are served"),
         (partial(check_17, prompt_tokens=20_000), RetryTogether, "faster than they are served"),
         (partial(check_17, prompt_tokens=2000), RetryAfterConstant, "come back together|faster"),
+        (partial(check_overload, prompt_tokens=MIDDLE, capacity=1.3, seed=1), PromisesMelt, "refused again"),
+        (partial(check_overload, prompt_tokens=MIDDLE, capacity=1.3, seed=1), RetryTogether, "refused again"),
         (check_19, DrainWaits, "not answered now"),
         (check_19, DrainedInChorus, "come back together"),
     ],

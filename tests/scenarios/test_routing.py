@@ -51,7 +51,7 @@ class Routed(Controller):
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
-        self.router = self.router_type(self.lines, self.conversations, limits)
+        self.router = self.router_type(self.fleet, self.conversations, limits)
 
 
 class NoSpill(Routed):

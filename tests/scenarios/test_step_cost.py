@@ -46,7 +46,7 @@ def check_20_cancels(make: Make) -> None:
     fleet = CrowdedFleet(FEW, pools=POOLS, make=make)
     tracemalloc.start()
     try:
-        churn(fleet, 1000)
+        churn(fleet, 2000)  # until what is swept out late has been swept out once
         before = tracemalloc.get_traced_memory()[0]
         churn(fleet, 3000)
         kept = tracemalloc.get_traced_memory()[0] - before

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.load.proxy import ProxyServer
-from tests.load.scenarios import Engine
+from tests.load.scenario import Engine
 from tests.sglang.server import SGLangServer
 
 
@@ -21,7 +21,12 @@ def engine() -> Engine:
 def shared_server(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangServer]:
     log_path = tmp_path_factory.mktemp("sglang") / "sglang.log"
     with SGLangServer(
-        pool=engine.pool, pace=engine.pace, speedup=engine.speedup, policy=engine.policy, log_path=log_path
+        pool=engine.pool,
+        pace=engine.pace,
+        speedup=engine.speedup,
+        policy=engine.policy,
+        flags=("--enable-response-store",),
+        log_path=log_path,
     ) as server:
         yield server
 

@@ -25,6 +25,7 @@ from tests.sglang import install
 
 MODEL_NAME = "tiny"
 STORY_POOL_TOKENS = 186_624
+CHUNK_TOKENS = 8_192  # prefilled in one step, of one request or of several
 START_SECONDS = 240.0
 FLUSH_SECONDS = 30.0
 FLUSH_RETRY_SECONDS = 0.2
@@ -65,7 +66,7 @@ class SGLangServer(ServerProcess):
                 *("--dtype", "bfloat16", "--disable-cuda-graph", "--disable-overlap-schedule"),
                 *("--max-total-tokens", str(pool), "--context-length", str(context)),
                 *("--max-running-requests", str(max_running), "--schedule-policy", policy),
-                *("--chunked-prefill-size", "8192", "--max-prefill-tokens", "8192"),
+                *("--chunked-prefill-size", str(CHUNK_TOKENS), "--max-prefill-tokens", str(CHUNK_TOKENS)),
                 *("--enable-metrics", "--enable-cache-report", "--sleep-on-idle"),
                 *("--log-level-http", "warning"),
                 *flags,

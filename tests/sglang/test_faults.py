@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.load.crash import crash
 from tests.load.departures import departures
 from tests.load.figures import Row, table
-from tests.load.scenarios import Engine
+from tests.load.scenario import Engine
 from tests.sglang.server import SGLangServer
 
 

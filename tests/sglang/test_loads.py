@@ -6,14 +6,14 @@ get more: on two cores each decode step takes longer for every sequence in it, s
 promptly slows the longs, and in a load of half the size the giant then comes before half of them.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.load.figures import Row, Run, table
+from tests.load.figures import Row, table
 from tests.load.runs import run_direct, run_proxied
-from tests.load.scenarios import SCENARIOS, Mix, Scenario
+from tests.load.scenario import Mix, Runs, Scenario
+from tests.load.scenarios import SCENARIOS
 from tests.sglang.server import SGLangServer
 
 SLACK = 1.5
@@ -22,11 +22,11 @@ SLACKS = {"64K TTFT mean": 2.5, "refused after the last byte, p99": 5.0}
 SCALES = {"story": 0.5, "story-eos": 0.5, "outputs": 0.35, "batch30": 0.2, "refusal": 0.4}
 
 
-def play(scenario: Scenario, server: SGLangServer, folder: Path) -> tuple[Run, Run]:
+def play(scenario: Scenario, server: SGLangServer, folder: Path) -> Runs:
     workload = scenario.build(Mix(seed=11, scale=SCALES[scenario.name]))
-    direct = run_direct(server, workload)
-    settings: Mapping[str, str] = scenario.settings(direct)
-    return direct, run_proxied(server, workload, settings, log_path=folder / "proxy.log")
+    runs = {"direct": run_direct(server, workload)}
+    settings = scenario.settings(runs)
+    return runs | {"proxied": run_proxied(server, workload, settings, log_path=folder / "proxy.log")}
 
 
 def fails(row: Row) -> bool:
@@ -38,6 +38,6 @@ def fails(row: Row) -> bool:
 @pytest.mark.parametrize("name", SCALES)
 def test_the_proxied_load_keeps_what_is_required(name: str, server: SGLangServer, tmp_path: Path) -> None:
     scenario = SCENARIOS[name]
-    rows = scenario.judge(*play(scenario, server, tmp_path))
+    rows = scenario.judge(play(scenario, server, tmp_path))
     print(f"\n{name}: {scenario.summary}\n{table(rows)}")
     assert not [row.figure for row in rows if fails(row)], f"\n{table(rows)}"

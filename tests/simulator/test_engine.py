@@ -76,6 +76,16 @@ def test_text_reaches_the_scheduler_when_it_is_tokenized_and_ids_at_once() -> No
     assert begun["text"] == pytest.approx(0.55)
 
 
+def test_prompts_are_tokenized_one_after_the_other() -> None:
+    """SGLang does it on its event loop: twenty of 64K at once were seen to stop it for six seconds."""
+    engine = Engine(replace(CONFIG, tokenize_token_seconds=1e-3))
+    for rid in ("a", "b"):
+        engine.submit(rid, SpanPrompt([(rid, 500)]), output_tokens=1)
+    begun = starts(until_idle(engine))
+    assert begun["a"] == pytest.approx(0.55)
+    assert begun["b"] == pytest.approx(1.05)
+
+
 def test_a_chunked_prompt_takes_every_step_whole_and_the_next_waits_for_its_last_chunk() -> None:
     engine = Engine(CONFIG)
     send(engine, "long", 4500, 5)
@@ -265,6 +275,25 @@ def test_growing_slices_fill_the_cache_that_the_request_then_hits() -> None:
     end = ends(until_idle(engine))["request"]
     assert cached == [0, 2048, 4096]
     assert end.cached_tokens == 6144
+
+
+def test_what_somebody_in_the_queue_will_need_is_evicted_last() -> None:
+    """Behind a head that does not fit, too: every 32nd pass over the queue refreshes what it would hit."""
+    engine = Engine(replace(CONFIG, pool_tokens=1000, chunk_tokens=8, max_prefill_tokens=8))
+    for rid in ("older", "newer"):
+        engine.submit(rid, SpanPrompt([(rid, 300)]), output_tokens=1, max_new=1, ignore_eos=True)
+        until_idle(engine)
+    send(engine, "running", 280, 350)  # evicts one of the two, and fills the pool with the other
+    engine.advance(engine.now + 0.001)
+    send(engine, "head", 900, 10)
+    follower = SpanPrompt([("older", 300), ("its next turn", 20)])
+    engine.submit("follower", follower, output_tokens=1, max_new=1, ignore_eos=True)
+    ran = engine.now + 2.5
+    while engine.now < ran:
+        engine.advance(ran)
+    engine.abort("running")
+    engine.abort("head")
+    assert ends(until_idle(engine))["follower"].cached_tokens == 300
 
 
 def test_without_a_radix_cache_nothing_is_kept() -> None:

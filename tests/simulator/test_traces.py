@@ -70,6 +70,38 @@ def test_mooncakes_whole_numbers_are_milliseconds_and_equal_blocks_are_shared(wr
     assert "milliseconds" in " ".join(trace.notes)
 
 
+def test_segments_of_a_decision_log_are_shared_and_the_rest_is_not(write: Write) -> None:
+    shared = [["aa", 600], ["bb", 512]]
+    first = dispatch("a", 1.7e9, 0.0, prompt_tokens=1200, segments=shared, session="s", ignore_eos=True)
+    second = dispatch("b", 1.7e9 + 9, 0.0, prompt_tokens=2000, segments=[*shared, ["cc", 700]], session="s")
+    other = dispatch("c", 1.7e9 + 9, 0.0, prompt_tokens=1200, segments=[["dd", 600], ["ee", 512]])
+    trace = read_trace(write(first, second, other))
+    asks = [client.turns[0].ask for client in trace.workload.clients]
+    assert [ask.prompt_tokens for ask in asks] == [1200, 2000, 1200]
+    assert asks[0].segments() == asks[1].segments()[:2]
+    assert [segment.tokens for segment in asks[1].segments()] == [600, 512, 700]
+    assert asks[0].spans[2] != asks[1].spans[2]  # what follows is their own
+    assert not set(asks[2].segments()) & set(asks[0].segments())
+    assert (asks[0].session, asks[1].session, asks[2].session) == ("s", "s", "")
+    assert (asks[0].ignore_eos, asks[1].ignore_eos) == (True, False)
+    assert "no shared prefixes" not in " ".join(trace.notes)
+
+
+def test_a_segment_whose_estimate_has_changed_is_the_same_segment(write: Write) -> None:
+    first = dispatch("a", 1.7e9, 0.0, prompt_tokens=1300, segments=[["aa", 600], ["bb", 512]])
+    later = dispatch("b", 1.7e9 + 9, 0.0, prompt_tokens=1350, segments=[["aa", 620], ["bb", 530]])
+    trace = read_trace(write(first, later))
+    one, other = (client.turns[0].ask for client in trace.workload.clients)
+    assert one.segments() == other.segments()
+    assert (one.prompt_tokens, other.prompt_tokens) == (1300, 1350)
+
+
+@pytest.mark.parametrize("segments", [[1], [["a"]], [["a", -1]], [["a", "many"]], [["a", 1, 2]]])
+def test_segments_that_are_none_are_named(write: Write, segments: Any) -> None:
+    with pytest.raises(TraceError, match="line 1"):
+        read_trace(write(dispatch("a", 1.7e9, 0.0, segments=segments)))
+
+
 def test_fewer_or_more_hashes_than_the_prompt_is_long_do_not_change_its_length(write: Write) -> None:
     lines = [
         {"timestamp": 0.5, "input_length": n, "output_length": 1, "hash_ids": [1, 2]}

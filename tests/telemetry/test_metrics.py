@@ -65,7 +65,8 @@ POOL = PoolSnapshot(
     retractions=4,
 )
 QUEUE = QueueSnapshot(model="m", lane=Lane.LONG, requests=2, tokens=128_000, head_age_seconds=3.5)
-STATE = StateSnapshot(pools=(POOL,), queues=(QUEUE,), open_requests=6)
+PROBES = {"a": {"equal": 6, "different": 0, "estimated": 4, "unanswered": 0}}
+STATE = StateSnapshot(pools=(POOL,), queues=(QUEUE,), open_requests=6, tokenizer_probes=PROBES)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import orjson
 import pytest
 from PIL import Image
 
+from proxy.tokens.images import Fixed, Patches
 from proxy.tokens.media import MediaRules, audio_seconds, image_size
 from proxy.tokens.reading import read
 from proxy.tokens.shape import Api
@@ -53,26 +54,24 @@ def test_bare_base64_is_an_image_too() -> None:
         "data:image/jpeg;base64,/9j/" + "A" * 20_000,
     ],
 )
-def test_what_is_no_readable_image_is_charged_the_default(source: str) -> None:
+def test_what_is_no_readable_image_is_charged_as_one_of_a_usual_size(source: str) -> None:
     assert image_size(source) is None
-    assert RULES.image(source).tokens == RULES.image_default_tokens
+    assert RULES.image(source).tokens == 48 * 32
+    assert MediaRules(image_rule=Fixed(256)).image(source).tokens == 256
 
 
 @pytest.mark.parametrize(
     ("size", "tokens"), [((512, 512), 361), ((1024, 1024), 1369), ((1920, 1080), 2691), ((3840, 2160), 10764)]
 )
-def test_tokens_are_patches_of_28_pixels(size: tuple[int, int], tokens: int) -> None:
-    assert RULES.patches(*size) == tokens
+def test_an_image_for_an_unknown_model_costs_its_patches_of_28_pixels(
+    size: tuple[int, int], tokens: int
+) -> None:
+    assert Patches().tokens(*size) == tokens
 
 
-def test_tokens_have_a_floor_a_ceiling_and_may_be_fixed() -> None:
-    assert RULES.patches(1, 1) == 64
-    assert RULES.patches(60_000, 60_000) == 16_384
-    assert MediaRules(image_fixed_tokens=256).image(encoded(640, 480, "PNG")).tokens == 256
-
-
-def test_the_patch_can_be_set() -> None:
-    assert MediaRules(image_patch_pixels=32).patches(1024, 1024) == 1024
+def test_patches_have_a_floor_and_a_ceiling() -> None:
+    assert Patches().tokens(1, 1) == 64
+    assert Patches().tokens(60_000, 60_000) == 16_384
 
 
 def wav(seconds: float) -> str:
@@ -128,3 +127,13 @@ def test_every_medium_costs_something_and_none_is_text(part: dict[str, Any]) -> 
     assert reading.shape.media == 1
     assert reading.shape.media_tokens > 0
     assert reading.prompt.items[0][0].texts == []
+
+
+@pytest.mark.parametrize(("segments", "size"), [(500, (641, 363)), (600, None)])
+def test_a_jpeg_is_given_up_on_when_it_begins_with_hundreds_of_segments(
+    segments: int, size: tuple[int, int] | None
+) -> None:
+    comment = b"\xff\xfe\x00\x02"
+    jpeg = base64.b64decode(encoded(641, 363, "JPEG").split(",")[1])
+    source = base64.b64encode(jpeg[:2] + comment * segments + jpeg[2:]).decode()
+    assert image_size(source) == size

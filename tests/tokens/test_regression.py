@@ -109,3 +109,30 @@ def test_learning_takes_a_fraction_of_a_millisecond() -> None:
         took.append(time.perf_counter() - start)
 
     assert min(took) < 0.0005
+
+
+def test_it_is_a_kalman_filter_whatever_a_prompt_is_made_of() -> None:
+    """Only what a prompt is made of is looked at: that must come to the same as looking at everything."""
+    dice = random.Random(7)
+    weights, size = Weights(), len(COMPONENTS)
+    values, covariance = list(weights.values), [list(row) for row in weights._covariance]
+    first = [covariance[index][index] for index in range(size)]
+    for _ in range(300):
+        prompt = [dice.choice((0.0, 0.0, 0.0, 60_000 * dice.random())) for _ in range(size - 1)] + [1.0]
+        spread = [sum(row[i] * prompt[i] for i in range(size)) for row in covariance]
+        expected = sum(value * count for value, count in zip(values, prompt, strict=True))
+        noise = (0.02 * tokens_of(prompt)) ** 2 + 10**2
+        variance = sum(count * part for count, part in zip(prompt, spread, strict=True)) + noise
+        found = weights.predict(prompt)
+        assert found.tokens == pytest.approx(expected, rel=1e-6, abs=1e-3)
+        assert found.sigma == pytest.approx(variance**0.5, rel=1e-6, abs=1e-3)
+        true = tokens_of(prompt) * dice.uniform(0.7, 1.4)
+        weights.learn(prompt, true)
+        most = 4 * variance**0.5
+        error = min(max(true - expected, -most), most)
+        for i in range(size):
+            values[i] += spread[i] / variance * error
+            for j in range(size):
+                covariance[i][j] -= spread[i] / variance * spread[j]
+        for i in range(size):
+            covariance[i][i] = min(max(covariance[i][i], 0.0) + first[i] * 0.002**2, first[i])

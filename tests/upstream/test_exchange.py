@@ -349,12 +349,15 @@ async def test_silence_within_a_stream_breaks_it_with_a_reason(fake: FakeServer,
     await eventually(lambda: sent.rid in fake.aborts())
 
 
-async def test_silence_before_the_answer_is_no_stall(fake: FakeServer, connect: Connect) -> None:
+async def test_silence_before_the_answer_is_no_stall_while_the_server_works(
+    fake: FakeServer, connect: Connect
+) -> None:
     async def answer(request: Received, wire: Wire) -> None:
         await asyncio.sleep(0.5)
         await wire.json(chat_body())
 
     fake.answer = answer
+    fake.running = 1
     backend = await connect(stall_seconds=0.1)
     assert (await backend.send(call())).status == 200
 

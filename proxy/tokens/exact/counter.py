@@ -15,6 +15,7 @@ from proxy.tokens.exact.from_responses import from_responses
 from proxy.tokens.exact.messages import ChatInput, chat_input
 from proxy.tokens.exact.template import ChatTemplate, TemplateFailed, load_template
 from proxy.tokens.exact.tokenizer import Tokenizer
+from proxy.tokens.guard import EncoderFailed, guarded
 from proxy.tokens.measure import Measured, new_chain, total
 from proxy.tokens.shape import Api, Prompt, Shape
 
@@ -22,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 # Rendering is Python from end to end: with more messages it would take longer than it is worth.
 _MOST_MESSAGES = 20_000
-_PLAIN = (Api.COMPLETIONS, Api.GENERATE, Api.EMBEDDINGS)
+_PLAIN = (Api.COMPLETIONS, Api.GENERATE, Api.EMBEDDINGS, Api.CLASSIFY)
+_JOINED = (Api.SCORE, Api.RERANK)  # the server joins texts, or renders them, by rules of the model
 
 
 class ExactCounter:
@@ -55,7 +57,7 @@ class ExactCounter:
     ) -> Measured | None:
         """The size of a request, None when it takes the default rules: no template, ids, or messages that the
         template or this code does not take."""
-        if shape.has_ids:
+        if shape.has_ids or shape.api in _JOINED:
             return None
         plain = shape.api in _PLAIN
         batches = _plain_texts(prompt) if plain else self._rendered(shape.api, document)
@@ -92,7 +94,11 @@ class ExactCounter:
         batches = _plain_texts(prompt) if plain else self._rendered(shape.api, document)
         if batches is None:
             return None
-        ids = [token for text in batches[0] for token in self.tokenizer.ids(text)]
+        try:
+            ids = [token for text in batches[0] for token in guarded(self.tokenizer.ids, text)]
+        except EncoderFailed as error:
+            self.counter.failed(error)
+            return None
         return [*self.tokenizer.prefix, *ids, *self.tokenizer.suffix] if plain else ids
 
     def _rendered(self, api: Api, document: dict[str, Any]) -> list[list[str]] | None:

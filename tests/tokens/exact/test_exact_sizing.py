@@ -337,3 +337,19 @@ def test_no_json_makes_the_exact_counter_raise(
 
     if measured is not None and measured.exact and ids is not None:
         assert len(ids) == measured.tokens
+
+
+class PanicException(BaseException):
+    """Named as the class that Rust code raises."""
+
+
+@pytest.mark.parametrize("error", [PanicException(), ValueError()])
+async def test_ids_that_the_tokenizer_fails_to_give_are_not_known(
+    error: BaseException, sizer: Sizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(text: str) -> list[int]:
+        raise error
+
+    assert sizer._exact is not None
+    monkeypatch.setattr(sizer._exact.tokenizer, "ids", fails)
+    assert await sizer.ids(Api.COMPLETIONS, orjson.dumps({"prompt": " " * 1_000})) is None
