@@ -53,7 +53,7 @@ def test_requests_are_answered_and_timed(tools: Tools, engine: ServerProcess) ->
 
 def test_an_open_loop_keeps_its_rate_with_bodies_of_any_size(tools: Tools, engine: ServerProcess) -> None:
     found = tools.load("requests", engine.port, connections=4, seconds=0.5, rate=40, bytes=100_000)
-    assert found["requests"] == 20
+    assert found["requests"] in (20, 21)  # by when the last was due
 
 
 @pytest.mark.parametrize("interval_us", [0, 5000])

@@ -115,8 +115,13 @@ async def test_two_thousand_requests_leave_no_objects_descriptors_or_tasks(fake:
 
         await visits(0, 500)
         objects, files, tasks = await visits(500, 500)
-        objects_after, files_after, tasks_after = await visits(1000, 1000)
-        assert objects_after - objects < 1500  # a few maps of names fill up; nothing per request
+        growths: list[int] = []
+        for first in (1000, 1500, 2000):
+            objects_after, files_after, tasks_after = await visits(first, 500)
+            growths.append(objects_after - objects)
+            objects = objects_after
+        # maps of names fill up and are emptied again; what stays of each request would show each time
+        assert min(growths) < 500
         assert files_after <= files + 4
         assert tasks_after <= tasks + 4
 
