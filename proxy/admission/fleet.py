@@ -7,7 +7,6 @@ step costs by what it changed, not by how many pools there are.
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from enum import IntEnum
 from math import inf, log2
 from typing import NamedTuple
 
@@ -27,14 +26,6 @@ LOOK_SECONDS = 0.2  # some things change with time alone, slowly, and no alarm t
 #: how many tokens are taken; and a number that tells any two lines apart
 Standing = tuple[bool, float, int, int]
 Ranked = list[tuple[Standing, Line]]
-
-
-class Rank(IntEnum):
-    """For whom lines are ranked: a short or a long behind all others, a short of the least charged tenant."""
-
-    SHORT = 0
-    LONG = 1
-    SHORT_FIRST = 2
 
 
 class Kind(NamedTuple):
@@ -79,7 +70,7 @@ class _Note:
         self.kind: Kind | None = None
         self.rate = 0.0
         self.facts: PoolFacts | None = None
-        self.places = (_Place(), _Place(), _Place())  # by rank: see `Rank`
+        self.places = (_Place(), _Place())  # of the short lane, and of the long
         self.waiting_requests = 0
         self.waiting_tokens = 0
         self.alarm_at: float | None = None
@@ -96,7 +87,7 @@ class Fleet:
         self._numbers = 0
         self._unheard: dict[str, _Note] = {}  # changed since their alarm was set
         self._unranked: dict[str, _Note] = {}  # changed since the last ranking
-        self._kinds: dict[Kind, tuple[Ranked, Ranked, Ranked]] = {}  # by `Rank`, the soonest first
+        self._kinds: dict[Kind, tuple[Ranked, Ranked]] = {}  # by lane, the soonest first
         self._alarms: list[tuple[float, int, str]] = []
         self.waiting_requests = 0
         self.waiting_tokens = 0
@@ -116,6 +107,7 @@ class Fleet:
         self.lines[name] = line
         self._notes[name] = _Note(line, self._numbers)
         self.regrouped()
+        self.changed(line)
 
     def remove(self, line: Line) -> None:
         """Its pool is gone; nobody waits there any more."""
@@ -152,13 +144,13 @@ class Fleet:
     def kinds(self) -> Iterable[Kind]:
         return self._kinds
 
-    def soonest(self, kind: Kind, rank: Rank) -> Ranked:
-        """The lines of a kind, that with the shortest wait first, roughly."""
-        return self._kinds[kind][rank]
+    def soonest(self, kind: Kind, *, long: bool) -> Ranked:
+        """The lines of a kind, that with the shortest wait in this lane first, roughly."""
+        return self._kinds[kind][long]
 
-    def standing(self, line: Line, rank: Rank) -> Standing:
-        """What a newcomer to `line` finds there, roughly."""
-        return self._notes[line.pool.name].places[rank].standing or (False, 0.0, 0, 0)
+    def standing(self, line: Line, *, long: bool) -> Standing:
+        """What a newcomer to this lane of `line` finds there, roughly."""
+        return self._notes[line.pool.name].places[long].standing or (False, 0.0, 0, 0)
 
     def latest(self) -> Iterator[Line]:
         """Lines that somebody waits in: of each kind and lane those with the longest wait."""
@@ -184,12 +176,11 @@ class Fleet:
             if kind != note.kind:
                 self._take_out(note)
                 note.kind = kind
-                self._kinds.setdefault(kind, ([], [], []))
+                self._kinds.setdefault(kind, ([], []))
         assert note.kind is not None
         lanes = self._kinds[note.kind]
-        for rank, place in zip(Rank, note.places, strict=True):
-            long = rank is Rank.LONG
-            waiting = (line.longs if long else line.shorts).requests
+        for long, place in ((False, note.places[False]), (True, note.places[True])):
+            waiting = line.longs.requests if long else line.shorts.requests
             alike = abs(waiting - place.waiting) <= place.waiting // ALIKE
             most_seconds = RANK_SECONDS
             if place.version != pool.version:
@@ -197,12 +188,12 @@ class Fleet:
             if place.standing is not None and alike and now - place.at < most_seconds:
                 continue
             if place.standing is not None:
-                del lanes[rank][bisect_left(lanes[rank], (place.standing,))]
-            seconds = line.rough_wait(now, long=long, first=rank is Rank.SHORT_FIRST)
+                del lanes[long][bisect_left(lanes[long], (place.standing,))]
+            seconds = line.rough_wait(now, long=long)
             ready_at = now + seconds if seconds else 0.0
             place.standing = waiting > 0, ready_at, pool.effective_tokens, note.number
             place.version, place.waiting, place.at = pool.version, waiting, now
-            insort(lanes[rank], (place.standing, line))
+            insort(lanes[long], (place.standing, line))
 
     def _take_out(self, note: _Note) -> None:
         if note.kind is None:
@@ -263,4 +254,3 @@ class Fleet:
             or name in self._unheard
             or (note.alarm_at is not None and note.alarm_at <= now)
         ]
-

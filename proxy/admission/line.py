@@ -201,15 +201,17 @@ class Line(Turns):
             times.extend(at for at in rests if at > now)
         if len(self):
             times.append(pool.hold_until if pool.hold_until > now else None)
-        if len(self.shorts):
+        if self.shorts.requests and pool.timeline.busy:
             times.append(pool.timeline.wakeup(self._limits.send_ahead_seconds, now))
         head = self.longs.head()
         if head is not None:
-            times.append(pool.timeline.wakeup(pool.timeline.tokenize_seconds(head), now))
-            times.append(pool.timeline.wakeup(0.0, now))
+            if pool.timeline.busy:
+                times.append(pool.timeline.wakeup(pool.timeline.tokenize_seconds(head), now))
+                times.append(pool.timeline.wakeup(0.0, now))
             old_at = head.arrived_at + self._limits.max_bypass_seconds
             times.append(old_at if old_at > now else None)
             patience = self._limits.max_bypass_seconds
             times.extend(at for hold in pool.holds if (at := hold.falls_at(patience)) > now)
         times.extend(hold.until for hold in pool.holds)
-        return min((at for at in times if at is not None), default=None)
+        known = [at for at in times if at is not None]
+        return min(known) if known else None

@@ -94,7 +94,7 @@ class FairQueue:
             self._ranked_at = -1
         self.tokens -= job.request.prompt_tokens
         self.requests -= 1
-        if len(self._sizes) > 1.5 * self.requests + SIZES_SLACK:
+        if len(self._sizes) > 2 * self.requests + SIZES_SLACK:
             jobs_of = self._tenants.items()
             self._sizes = [(_private_tokens(j), j.rid, name) for name, jobs in jobs_of for j in jobs.values()]
             heapq.heapify(self._sizes)
@@ -167,4 +167,5 @@ class FairQueue:
 
 def _private_tokens(job: Job) -> int:
     """What of its prompt nobody else can have."""
-    return job.prompt_tokens - sum(segment.tokens for segment in job.request.segments)
+    segments = job.request.segments
+    return job.prompt_tokens - sum(segment.tokens for segment in segments) if segments else job.prompt_tokens

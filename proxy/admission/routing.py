@@ -13,7 +13,7 @@ from itertools import islice
 from math import inf
 
 from proxy.admission import refusal
-from proxy.admission.fleet import FEW_LINES, Fleet, Kind, Rank
+from proxy.admission.fleet import FEW_LINES, Fleet, Kind
 from proxy.admission.job import Job
 from proxy.admission.limits import Limits
 from proxy.admission.line import Line
@@ -24,8 +24,7 @@ Candidates = list[tuple[float, int, Line]]  # seconds, roughly; and a number tha
 
 LONG_TIER = "long"
 SPILL_SECONDS = 2.0  # about what a short's few thousand tokens cost the long prompts there
-#: of many lines, some with the shortest waits, roughly, are predicted one by one
-CLOSE_LINES = {Rank.SHORT: 3, Rank.SHORT_FIRST: 1, Rank.LONG: 2}
+CLOSE_LINES = (3, 1)  # of many lines, predicted one by one for a short, and for a long: the best, roughly,
 PREFIX_LINES = 2  # and so many of those that have its prefix
 STEAL_SECONDS = 0.5  # a queued job moves only for a clear gain: predictions waver
 STEAL_SCAN = 4  # of each lane, first in line: those behind wait for these
@@ -60,17 +59,16 @@ class Router:
 
     def _choose_of_many(self, serving: "_Serving", job: Job, now: float) -> Line | None:
         """Predicts for those only that have the least to do, that it was at last, or that have its prefix."""
+        self._fleet.rank(now)
         home = self._home(job)
         kinds = [kind for kind in self._fleet.kinds if kind.models in serving.models]
         long = job.prompt_tokens > self.limits.short_prefill_tokens
-        found: list[Line] = []
-        for rank in (Rank.LONG,) if long else (Rank.SHORT, Rank.SHORT_FIRST):
-            first: Candidates = []
-            full: Candidates = []
-            for kind in kinds:
-                self._add_soonest(kind, rank, job, now, first, full)
-            most = CLOSE_LINES[rank]
-            found += [line for _, _, line in sorted(first)[:most] + sorted(full)[:most]]
+        first: Candidates = []
+        full: Candidates = []
+        for kind in kinds:
+            self._add_soonest(kind, long, job, now, first, full)
+        most = CLOSE_LINES[long]
+        found = [line for _, _, line in sorted(first)[:most] + sorted(full)[:most]]
         at_home = self._lines.get(home)
         if at_home is not None and serving.has(at_home) and takes(at_home, job.request):
             found.insert(0, at_home)
@@ -79,14 +77,14 @@ class Router:
         return min(dict.fromkeys(found), key=lambda line: self._rank(line, job, home, now), default=None)
 
     def _add_soonest(
-        self, kind: Kind, rank: Rank, job: Job, now: float, first: Candidates, full: Candidates
+        self, kind: Kind, long: bool, job: Job, now: float, first: Candidates, full: Candidates
     ) -> None:
         """Of one kind those that may have it done first; and, while none has room, those that soon will."""
         request, tokens = job.request, job.prompt_tokens
         none_yet = len(full)
-        most = CLOSE_LINES[rank]
+        most = CLOSE_LINES[long]
         roomy = waiting = 0
-        for (queued, at, taken, number), line in self._fleet.soonest(kind, rank):
+        for (queued, at, taken, number), line in self._fleet.soonest(kind, long=long):
             if not takes(line, request):
                 continue
             pool = line.pool
@@ -107,7 +105,7 @@ class Router:
         """Those that save most by it, of those with short waits that have the start of its prompt."""
         first = job.request.segments[0]
         having = [line for line in serving.lines if line.pool.has(first) and takes(line, job.request)]
-        soonest = nsmallest(FEW_LINES, having, key=lambda line: self._fleet.standing(line, Rank.SHORT))
+        soonest = nsmallest(FEW_LINES, having, key=lambda line: self._fleet.standing(line, long=False))
         return nsmallest(PREFIX_LINES, soonest, key=lambda line: self._guess(line, job, home))
 
     def obstacle(self, request: Request) -> Reason:

@@ -12,6 +12,7 @@ from proxy.admission.reservation import Reservation
 from proxy.admission.types import Lane
 
 MIN_TELLING_SECONDS = 1.0  # shorter predictions are right or wrong by a tick
+QUEUE_ROUGH = 6  # longs that a rough wait simulates one by one
 BIAS_WEIGHT = 0.1
 BIAS_MOST = 2.0
 
@@ -108,14 +109,13 @@ class Waiting:
         tokens_ahead = tokens * position // max(1, others)
         return self._forecast.short_wait(job, position, tokens_ahead, now)
 
-    def rough_wait(self, now: float, *, long: bool, first: bool = False) -> float:
-        """Seconds that one more like those of a lane would wait behind them, or before them; roughly."""
+    def rough_wait(self, now: float, *, long: bool) -> float:
+        """Seconds that one more like those of a lane would wait behind all of them, roughly."""
         pool, queue = self.pool, self.longs if long else self.shorts
         head = queue.head()
         if head is None:
             return pool.backlog_tokens / max(1.0, pool.costs.tokens_per_second)
         if long:
-            ahead = list(islice(queue.in_order(), QUEUE_EXACT))
+            ahead = list(islice(queue.in_order(), QUEUE_ROUGH))
             return self.bias * self._forecast.long_wait(head, ahead, len(queue), now)
-        requests, tokens = (0, 0) if first else (len(queue), queue.tokens)
-        return self.bias * self._forecast.short_wait(head, requests, tokens, now)
+        return self.bias * self._forecast.short_wait(head, len(queue), queue.tokens, now)
