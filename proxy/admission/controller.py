@@ -128,12 +128,13 @@ class Controller(Membership):
         if not job.long:
             line.pool.slicing.short_seen(now)
         full = self.queue_full(job)
-        goes_at_once = not len(line) and line.pool.fits(job, line.reserve_of(job))
         self._enqueue(job, line)
-        if full and not goes_at_once:
-            self._forget(job)
-            actions.append(self._refusal(now, job, line, Reason.QUEUE_FULL))
-            return ()
+        if full:
+            self._dispatch(now, line, actions)  # who can go at once takes no place in the queue
+            if job.state is State.QUEUED:
+                self._forget(job)
+                actions.append(self._refusal(now, job, line, Reason.QUEUE_FULL))
+                return ()
         return (line,)
 
     def _sliceable(self, _: float, event: Sliceable, __: list[Action]) -> Iterable[Line]:

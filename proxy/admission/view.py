@@ -143,7 +143,7 @@ def explain(controller: Controller, request: Request, now: float) -> Explanation
         wait = max(0.01, line.predicted_wait(job, now))
         if controller.is_hopeless(job, line, wait):
             refused = Reason.WOULD_MISS_DEADLINE
-    if (obstacles or len(line)) and controller.queue_full(job):
+    if obstacles and controller.queue_full(job):
         refused = Reason.QUEUE_FULL
         obstacles = [*obstacles, "the queue is full"]
     return Explanation(

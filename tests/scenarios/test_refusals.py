@@ -206,6 +206,17 @@ def test_draining_answers_the_queued_now_and_lets_streams_end() -> None:
     check_19(Controller)
 
 
+def test_a_queue_full_of_longs_refuses_no_short_that_goes_at_once() -> None:
+    hand = Hand(Controller, limits=Limits(max_queue_requests=2))
+    hand.run(120_000, 500)
+    waiting = [hand.arrive(100_000, 500) for _ in range(2)]
+    assert not hand.refused
+    assert hand.arrive(300, 100) in hand.sent
+    late = hand.arrive(100_000, 500)
+    assert hand.refused[late].reason is Reason.QUEUE_FULL
+    assert len(hand.line) == len(waiting)
+
+
 def test_who_no_pool_takes_is_counted_in_the_lane_of_its_size() -> None:
     hand = Hand(Controller, POOLS_TOKENS[1])
     rids = {hand.arrive(2 * POOLS_TOKENS[1], 500): Lane.GIANT, hand.arrive(300, 5_000_000): Lane.SHORT}
