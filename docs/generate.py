@@ -41,7 +41,8 @@ one: from the same machine), reads it again, and the keys file with it:
   nothing new, what is queued for it goes elsewhere, and it is gone when what runs there has ended; named
   again before that, it stays. A server cannot be described differently under the same name: give the new one
   another.
-* Anything else that differs is named in the answer and in the log, and waits for a restart.
+* Anything else that differs is named in the answer and in the log, and waits for a restart. A name that is no
+  setting is pointed out (`ignored`).
 
 All is read and checked before anything changes. A wrong file changes nothing: the answer is 409 with the
 same one line that would have stopped a start. What changed is in the answer (`changed`), in the log, and

@@ -81,18 +81,18 @@ class Fleet:
         task = self._leaving.pop(name)
         task.cancel()
         await asyncio.wait({task})
-        for pool in self._backends[name].pools:
+        for pool in self._pools(self._backends[name]):
             self._gate.pool_leaving(pool, stays=True)
 
     async def _leave(self, name: str) -> None:
         backend = self._backends[name]
         while self._working(backend):
-            for pool in backend.pools:  # they may change: a restart with other ranks
+            for pool in self._pools(backend):
                 self._gate.pool_leaving(pool)
             await asyncio.sleep(LEAVING_POLL_SECONDS)
         self._closing.add(name)
         await backend.close()
-        for pool in backend.pools:
+        for pool in self._pools(backend):
             self._gate.pool_gone(pool)
         del self._backends[name], self._leaving[name]
         self._closing.discard(name)
@@ -101,5 +101,10 @@ class Fleet:
     def _working(self, backend: Backend) -> bool:
         """Does anything still count on it? True before it was told to leave."""
         lines = self._gate.controller.lines
-        mine = [lines[pool].pool for pool in backend.pools if pool in lines]
+        mine = [lines[pool].pool for pool in self._pools(backend) if pool in lines]
         return any(not pool.leaving or pool.jobs for pool in mine)
+
+    def _pools(self, backend: Backend) -> set[str]:
+        """Its pools, those included that it had before a restart with other ranks."""
+        known = self._gate.controller.lines
+        return {*backend.pools, *(pool for pool in known if pool.partition("/")[0] == backend.spec.name)}

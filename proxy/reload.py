@@ -7,7 +7,7 @@ from collections.abc import Callable
 from proxy.api.keys import Door, Keys, KeysError, read_keys
 from proxy.api.own import Reloaded
 from proxy.fleet import Fleet
-from proxy.settings import Settings, SettingsError
+from proxy.settings import Settings, SettingsError, unknown_variables
 from proxy.settings_sections import LaneSettings, MemorySettings, QueueSettings
 from proxy.settings_text import variable
 from proxy.telemetry.metrics import Metrics
@@ -86,10 +86,13 @@ class Reloader:
             logger.info("reload: %s", line)
         for name in rest:
             logger.warning("reload: %s has changed, which needs a restart", name)
+        ignored = tuple(unknown_variables())
+        for warning in ignored:
+            logger.warning("reload: %s", warning)
         if not changed:
             logger.info("reload: nothing has changed")
         self._metrics.reloaded("changed" if changed else "unchanged")
-        return Reloaded(tuple(changed), rest)
+        return Reloaded(tuple(changed), rest, ignored)
 
 
 def keys_of(settings: Settings) -> Keys | None:

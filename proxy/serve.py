@@ -30,7 +30,14 @@ YOUNG_OBJECTS = 10_000  # between collections; by default 700, which is one for 
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own signal handling: this process drains before it stops listening."""
+    """uvicorn without its own signal handling: this process drains before it stops listening.
+
+    `named_by`: the variables that say where it listens, for when it cannot.
+    """
+
+    def __init__(self, config: uvicorn.Config, named_by: str) -> None:
+        super().__init__(config)
+        self._named_by = named_by
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -40,7 +47,16 @@ class Server(uvicorn.Server):
         raise AssertionError("signals are handled by serve()")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # uvicorn could not bind, and has logged the system's reason
+            logger.error(
+                "cannot listen on %s:%d: choose another %s, or end what listens there",
+                self.config.host,
+                self.config.port,
+                self._named_by,
+            )
+            raise
         logger.info("listening on %s", ", ".join(f"http://{host}:{port}" for host, port in self.addresses()))
 
     def addresses(self) -> list[tuple[str, int]]:
@@ -48,7 +64,7 @@ class Server(uvicorn.Server):
         return [sock.getsockname()[:2] for server in self.servers for sock in server.sockets]
 
 
-def make_server(app: Any, host: str, port: int) -> Server:
+def make_server(app: Any, host: str, port: int, named_by: str = "PROXY_HOST or PROXY_PORT") -> Server:
     """A server for `app` as `serve` uses it, not started; port 0 picks a free one."""
     config = uvicorn.Config(
         app,
@@ -68,7 +84,7 @@ def make_server(app: Any, host: str, port: int) -> Server:
         timeout_graceful_shutdown=1,
         limit_concurrency=most_connections(),
     )
-    return Server(config)
+    return Server(config, named_by)
 
 
 def most_connections() -> int:
@@ -110,7 +126,8 @@ async def serve(settings: Settings) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     servers = [make_server(app, settings.host, settings.port)]
     if app.admin is not None and settings.admin_address is not None:
-        servers.append(make_server(app.admin, *settings.admin_address))
+        named_by = "PROXY_ADMIN_HOST or PROXY_ADMIN_PORT"
+        servers.append(make_server(app.admin, *settings.admin_address, named_by))
     leaving = asyncio.Event()
     loop = asyncio.get_running_loop()
 

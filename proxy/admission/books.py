@@ -21,7 +21,7 @@ from proxy.admission.sensor import Sensor
 from proxy.admission.tenants import Tenants
 
 TENANTS_KEPT = 4096
-DEADLINES_SLACK = 1024  # of those that do not wait any more, before they are swept out
+DEADLINES_SLACK = 1024  # of those that do not wait any more, or twice, before they are swept out
 
 
 class Books:
@@ -55,7 +55,8 @@ class Books:
         """It waits, for the first time or again: while it did not, its deadline may have been dropped."""
         heapq.heappush(self._deadlines, (job.deadline_at, job.rid))
         if len(self._deadlines) > 2 * len(self.jobs) + DEADLINES_SLACK:  # most have left before theirs
-            self._deadlines = [entry for entry in self._deadlines if self._waiting(entry[1])]
+            waiting = (other for other in self.jobs.values() if other.state is State.QUEUED)
+            self._deadlines = [(other.deadline_at, other.rid) for other in waiting]
             heapq.heapify(self._deadlines)
 
     def _waiting(self, rid: str) -> bool:

@@ -76,9 +76,9 @@ class Line(Turns):
             if (job.prompt_tokens > room and pool.private_tokens(job) > room) or self._over_share(job):
                 continue
             reserve = self.reserve_of(job)
-            if not pool.fits(job, reserve):
-                if self._dropped_hold(job, now):
-                    return self._next_short(now, head)
+            while not (fits := pool.fits(job, reserve)) and self._dropped_hold(job, now):
+                pass
+            if not fits:
                 continue
             rule = self._rule(job, reserve, head, now)
             if rule is not None:
@@ -92,10 +92,10 @@ class Line(Turns):
         cheap = pool.uncached_tokens(head) <= self._limits.short_prefill_tokens
         if not cheap and (pool.sliced is not None or not self._open_for_long(head, now)):
             return None
-        if pool.fits(head, self.reserve_of(head)):
+        while not (fits := pool.fits(head, self.reserve_of(head))) and self._dropped_hold(head, now):
+            pass
+        if fits:
             return head, Rule.FIT
-        if self._dropped_hold(head, now):
-            return self._next_long(now, head)
         if pool.timeline.busy:
             return None
         room = pool.long_room_tokens
@@ -132,8 +132,7 @@ class Line(Turns):
         pool = self.pool
         if not pool.holds:
             return False
-        need = pool.need_tokens(job, self.reserve_of(job))
-        if pool.effective_tokens + need <= pool.budget_tokens:
+        if "C" not in pool.lacks(job, self.reserve_of(job)):
             return False
         patience = self._limits.max_bypass_seconds if job.long else 0.0
         due = [hold for hold in pool.holds if hold.falls_at(patience) <= now]
@@ -170,7 +169,7 @@ class Line(Turns):
             return found
         if not pool.timeline.open_for_shorts(now):
             found.append("a long prompt is in prefill")
-        head = self.longs.head()
+        head = self._long_head()
         if not found and head is not None:
             self.gate.block(head)
             if self._rule(job, reserve, head, now) is None:

@@ -15,7 +15,6 @@ from proxy.admission.types import (
     PoolGone,
     PoolLeaving,
     PoolUp,
-    Reason,
 )
 
 
@@ -71,7 +70,7 @@ class Membership(Dispatching):
             return self.lines.values()
         while line.pool.holds:
             line.pool.drop_hold(line.pool.holds[0])
-        for job in list(line.jobs()):
+        for job in [*line.jobs(), *self._homeless.values()]:
             self._unqueue(job)
             self._place(now, job, actions)
         return self.lines.values()
@@ -102,7 +101,7 @@ class Membership(Dispatching):
         """Find a queued job a line again; while those that could take it are down it waits for one."""
         line = self.route(job, now)
         if line is None:
-            if self.router.obstacle(job.request) is Reason.NO_BACKEND:
+            if self.router.may_come(job.request):
                 self._homeless[job.rid] = job
                 job.pool = ""
                 self._note_deadline(job)

@@ -34,17 +34,18 @@ def limit_exceeded(pool: Pool, request: Request) -> int | None:
 
 
 class Returns:
-    """When the refused of a lane were told to come back: one after the other, as fast as they can be served.
+    """When the refused of a crowd were told to come back: one after the other, as fast as they can be served.
 
     What is promised is a moment, not a delay: it does not melt while those that were admitted keep
     the server busy. So a crowd that was sent away comes back as a queue, and newcomers get in between.
     """
 
-    __slots__ = ("_last_at", "_told_at")
+    __slots__ = ("_last_at", "_told_at", "_too_long_since")
 
     def __init__(self) -> None:
         self._last_at = -math.inf  # of those who will come back
         self._told_at = -math.inf  # of all
+        self._too_long_since = -math.inf  # those told too long are spread behind each other
 
     def seconds(self, now: float, earliest_seconds: float, service_seconds: float) -> float:
         """How long the next one is told to stay away. Who is told too long takes nobody's turn."""
@@ -53,6 +54,8 @@ class Returns:
         if at - now <= LONGEST_RETURN_SECONDS:
             self._last_at = at
         else:
+            if now - self._too_long_since > LONGEST_RETURN_SECONDS:  # the first of them is back, or gone
+                self._too_long_since, self._told_at = now, -math.inf
             at = max(at, self._told_at + spacing)
         self._told_at = at
         return at - now

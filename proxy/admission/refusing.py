@@ -18,6 +18,9 @@ from proxy.admission.types import (
     Refuse,
 )
 
+#: requests that are in each other's way: of one lane, to servers of the same models
+_Crowd = tuple[frozenset[tuple[str, ...]], Lane]
+
 
 class Refusing(Holding):
     """Finds a request its pool, and says no: at once, or when its time has come."""
@@ -25,8 +28,8 @@ class Refusing(Holding):
     def __init__(self, limits: Limits | None = None) -> None:
         super().__init__(limits)
         self.router = Router(self.fleet, self.conversations, self.limits)
-        self._refusing: dict[Lane, bool] = {}
-        self._returns: dict[Lane, refusal.Returns] = {lane: refusal.Returns() for lane in Lane}
+        self._refusing: dict[_Crowd, bool] = {}
+        self._returns: dict[_Crowd, refusal.Returns] = {}
 
     # --- may it wait -----------------------------------------------------------------------------
 
@@ -41,20 +44,23 @@ class Refusing(Holding):
         line = self.lines[job.pool]
         job.predicted_wait_seconds = line.predicted_wait(job, now)
         hopeless = self.is_hopeless(job, line, job.predicted_wait_seconds)
-        self._refusing[job.lane] = hopeless
+        self._refusing[self._crowd(job)] = hopeless
         if hopeless:
             refuse = self._refusal(now, job, line, Reason.WOULD_MISS_DEADLINE)
             self._forget(job)
             actions.append(refuse)
 
     def is_hopeless(self, job: Job, line: Line, predicted_wait: float) -> bool:
-        """Would it miss its deadline? Once one of its lane was refused, less than the limit is allowed."""
+        """Would it miss its deadline? Once one of its crowd was refused, less than the limit is allowed."""
         limit = job.request.wait_limit_seconds
         if not line.pool.costs.known:
             limit *= refusal.UNKNOWN_RATE_SLACK
-        elif self._refusing.get(job.lane, False):
+        elif self._refusing.get(self._crowd(job), False):
             limit *= self.limits.accept_again
         return predicted_wait * refusal.PROMISE_MARGIN > limit
+
+    def _crowd(self, job: Job) -> _Crowd:
+        return self.router.models(job.request), job.lane
 
     def queue_full(self, job: Job) -> bool:
         """Is so much waiting already that `job` must not wait, too?"""
@@ -116,12 +122,14 @@ class Refusing(Holding):
         earliest = refusal.earliest_return_seconds(wait, job.request.wait_limit_seconds)
         ahead = line.position(job)
         service = refusal.service_seconds(line.pool, job, line.reserve_of(job), wait, ahead)
+        service /= self.router.servers(job)  # a crowd comes back to all of them
+        returns = self._returns.setdefault(self._crowd(job), refusal.Returns())
         return Refuse(
             job.rid,
             reason,
             job.lane,
             predicted_wait_seconds=wait,
-            retry_after_seconds=self._returns[job.lane].seconds(now, earliest, service),
+            retry_after_seconds=returns.seconds(now, earliest, service),
             needed_tokens=line.pool.need_tokens(job, line.reserve_of(job)),
             free_tokens=line.pool.free_tokens,
             queue_position=ahead,

@@ -126,10 +126,24 @@ class Router:
             return Reason.NO_BACKEND
         return Reason.CONTEXT_LENGTH_EXCEEDED
 
+    def may_come(self, request: Request) -> bool:
+        """No open pool takes `request`: may one come (back) that does? Not one that was let go."""
+        let_go = request.pinned_pool and not self._serving(request).lines
+        return not let_go and self.obstacle(request) is Reason.NO_BACKEND
+
     def roomiest(self, request: Request) -> Line | None:
         """Of the open pools that serve it, the one that takes the longest prompts."""
         serving = [line for line in self._serving(request).lines if line.pool.open]
         return max(serving, key=lambda line: line.pool.max_prompt_tokens, default=None)
+
+    def models(self, request: Request) -> frozenset[tuple[str, ...]]:
+        """What the servers that `request` may go to serve."""
+        return self._serving(request).models
+
+    def servers(self, job: Job) -> int:
+        """How many pools `job` and its like are served by at once; 1 where it would go to others' only."""
+        able = [line for line in self._serving(job.request).lines if takes(line, job.request)]
+        return sum(not self._detour_seconds(line, job, "") for line in able) or 1
 
     def stealable(self, line: Line, now: float) -> Iterator[Job]:
         """Jobs queued elsewhere that would be done sooner by `line`, which has nothing to do."""

@@ -151,6 +151,7 @@ class Sensor:
         unsettled = sum(map(self._unsettled_tokens, pool.jobs.values()))
         ours = pool.used_tokens - pool.unfilled_tokens
         waiting = min(unsettled, sample.waiting_uncached_tokens or 0)
+        waiting = max(0, waiting - pool.facts.chunk_tokens)  # the chunk under way is among what is used, too
         least = sample.used_tokens - ours - just_left + waiting
         self._foreign.append((least, sample.used_tokens - ours + unsettled))
         if len(self._foreign) < 2:

@@ -41,7 +41,7 @@ TABLE: dict[Reason, _Row] = {
         *_RATE,
         True,
         "The request would wait about {wait:.0f} s for {needed} KV-cache tokens ({free} are free now), "
-        "longer than the {limit:.0f} s it may wait. Retry in about {retry:.0f} s, send a shorter prompt, "
+        "{beyond} the {limit:.0f} s it may wait. Retry in about {retry:.0f} s, send a shorter prompt, "
         "or allow a longer wait with the header x-request-timeout-ms.",
     ),
     Reason.QUEUE_FULL: _Row(429, *_RATE, True, "The queue is full. Retry in about {retry:.0f} s."),
@@ -70,7 +70,9 @@ TABLE: dict[Reason, _Row] = {
         False,
         "No backend serves the model of this request; GET /v1/models lists those that are served.",
     ),
-    Reason.NO_BACKEND: _Row(503, *_DOWN, True, "No backend is up. Retry in about {retry:.0f} s."),
+    Reason.NO_BACKEND: _Row(
+        503, *_DOWN, True, "No backend that can take this request is up. Retry in about {retry:.0f} s."
+    ),
     Reason.DRAINING: _Row(503, *_DOWN, True, "The proxy is shutting down. Retry in about {retry:.0f} s."),
 }
 
@@ -93,6 +95,7 @@ def refused(api: Api, refuse: Refuse, wait_limit_seconds: float) -> Answer:
     limit = refuse.tenant_limit
     message = row.message.format(
         wait=refuse.predicted_wait_seconds,
+        beyond="longer than" if refuse.predicted_wait_seconds > wait_limit_seconds else "too close to",
         needed=refuse.needed_tokens,
         free=refuse.free_tokens,
         limit=wait_limit_seconds,

@@ -69,9 +69,9 @@ class Background:
         task.add_done_callback(self._tasks.discard)
 
     def seen(self, name: str, found: Look) -> None:
-        """A server has told a client how one of them stands."""
+        """A server has told a client how one of them stands. A refusal may be about how it was asked."""
         if name in self.running:
-            self.running[name].tell(found)
+            self.running[name].tell(_LOOK if found.standing is Standing.UNKNOWN else found)
 
     async def close(self) -> None:
         """Cancels what still runs, within two seconds: nobody could ask for it any more."""

@@ -7,7 +7,7 @@ from proxy.admission.types import Reason
 from proxy.api import answers
 from proxy.api.answers import Answer
 from proxy.api.asgi import BodyTooLarge, Receive, read_body
-from proxy.api.bounds import check_sequences
+from proxy.api.bounds import check_model, check_sequences
 from proxy.api.headers import Headers
 from proxy.api.keys import Tenant
 from proxy.api.room import NoRoom, Share
@@ -64,6 +64,7 @@ async def take_in(
 async def _read(services: Services, api: Api, headers: Headers, receive: Receive, share: Share) -> Taken:
     body = await read_body({"headers": headers}, receive, services.settings.max_body_bytes, share)
     sized = await services.sizer.size(api, body)
+    check_model(sized.shape)
     check_sequences(sized.shape)
     _check_ids(api, sized, services)
     honoured = HONOURED.get(api, ())

@@ -17,7 +17,7 @@ from proxy.api import state
 from proxy.api.admission_request import admission_request
 from proxy.api.answers import bad_request, body_too_large, body_too_slow, no_room
 from proxy.api.asgi import BodyTooLarge, ClientGone, read_body
-from proxy.api.bounds import check_sequences
+from proxy.api.bounds import check_model, check_sequences
 from proxy.api.gate import Gate
 from proxy.api.headers import wait_limit_seconds
 from proxy.api.keys import Tenant
@@ -40,11 +40,13 @@ Endpoint = Callable[[HttpRequest], Awaitable[Response]]
 class Reloaded:
     """What came of reading the settings again.
 
-    `error`: why nothing was changed; `needs_restart`: variables that differ and stay as they were.
+    `error`: why nothing was changed; `needs_restart`: variables that differ and stay as they were;
+    `ignored`: a sentence for each variable that is none.
     """
 
     changed: tuple[str, ...] = ()
     needs_restart: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     error: str | None = None
 
 
@@ -176,6 +178,7 @@ class Own:
             sized = await self._sizer.size(api, body)
         finally:
             share.drop()
+        check_model(sized.shape)
         check_sequences(sized.shape)
         return admission_request(
             "explain",

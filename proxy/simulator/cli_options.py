@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import socket
+import sys
 
 import uvicorn
 
@@ -9,11 +11,15 @@ from proxy.simulator.intake import Lengths
 from proxy.simulator.jobs import EngineConfig, Policy
 from proxy.simulator.pace import PACES, pace_of
 from proxy.simulator.runner import TICK_SECONDS
-from proxy.simulator.server import ServerConfig, create_app
+from proxy.simulator.server import GENERATING, ServerConfig, create_app
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds every option of the command to `parser`."""
+    parser.description = (
+        f"A model of SGLang's scheduler behind SGLang's paths: {', '.join(GENERATING)}, what it says of "
+        "itself and of its load. The words it answers with mean nothing; when they come is the point."
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=int, default=30000, help="port to listen on (%(default)s)")
     add_engine_arguments(parser)
@@ -111,4 +117,22 @@ async def serve(config: ServerConfig, host: str, port: int) -> None:
     options = uvicorn.Config(
         create_app(config), host=host, port=port, log_level="warning", timeout_keep_alive=5
     )
-    await uvicorn.Server(options).serve()
+    await _Server(options, f"a simulated SGLang, {config.engine.pool_tokens:,} KV tokens").serve()
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens, or why it cannot."""
+
+    def __init__(self, config: uvicorn.Config, what: str) -> None:
+        super().__init__(config)
+        self._what = what
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        address = f"{self.config.host}:{self.config.port}"
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # uvicorn has told the system's reason
+            raise SystemExit(f"simulator: cannot listen on {address}: choose another --port") from None
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        sys.stdout.write(f"{self._what}: http://{host}:{port}\n")
+        sys.stdout.flush()

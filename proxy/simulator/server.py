@@ -21,6 +21,12 @@ from proxy.simulator.text import tokenize, tokenize_chat
 from proxy.simulator.wire import flat_error
 
 Handler = Callable[[Request], Awaitable[Response]]
+#: The paths that answer with tokens.
+GENERATING = {
+    "/v1/chat/completions": Api.CHAT,
+    "/v1/completions": Api.COMPLETIONS,
+    "/generate": Api.GENERATE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,9 @@ class ServerConfig:
 def create_app(config: ServerConfig) -> Starlette:
     """The ASGI app; its engine starts and ends with the app's lifespan."""
     server = _Server(config)
-    return Starlette(routes=server.routes(), lifespan=server.lifespan)
+    return Starlette(
+        routes=server.routes(), lifespan=server.lifespan, exception_handlers={404: _not_simulated}
+    )
 
 
 class _Server:
@@ -54,9 +62,7 @@ class _Server:
 
     def routes(self) -> list[Route]:
         posts: dict[str, Handler] = {
-            "/v1/chat/completions": self._asking(Api.CHAT),
-            "/v1/completions": self._asking(Api.COMPLETIONS),
-            "/generate": self._asking(Api.GENERATE),
+            **{path: self._asking(api) for path, api in GENERATING.items()},
             "/abort_request": self._abort,
             "/v1/tokenize": self._tokenize,
             "/tokenize": self._tokenize,
@@ -186,6 +192,11 @@ async def _body(request: Request) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise Rejected("1 validation error: Input should be a valid dictionary", kind="Bad Request")
     return value
+
+
+async def _not_simulated(request: Request, _: Exception) -> Response:
+    path = request.url.path
+    return _json({"detail": f"Not Found: {path} is not simulated; {', '.join(GENERATING)} are"}, 404)
 
 
 def _rejection(api: Api, error: Rejected) -> Response:

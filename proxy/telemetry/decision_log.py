@@ -24,8 +24,16 @@ class DecisionLog:
         self._dropped = dropped
         self._salt = os.urandom(16)
         self._unencodable_said = False
+
+        def open_fd(flags: int = 0) -> int:
+            return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
+
+        try:  # a wrong path is told at the start, not with the first decision; a pipe must not hold that up
+            os.close(open_fd(os.O_NONBLOCK))
+        except OSError as error:
+            logger.warning("decision log %s: cannot be opened: %s", path, error.strerror)
         self._writer = LineWriter(
-            lambda: os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600),
+            open_fd,
             dropped=dropped,
             said=lambda text: logger.warning("decision log %s: %s", path, text),
         )

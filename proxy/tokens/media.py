@@ -19,6 +19,7 @@ from proxy.tokens.shape import Media
 _HEADER_CHARS = 8192  # 6 KB of bytes: enough for all but a JPEG with much EXIF data
 _LONG_HEADER_CHARS = 262_144
 _PCM_HEADER_BYTES = 44
+_PCM_FORMS = (1, 3, 0xFFFE)  # whole numbers, floats, either with a longer header
 _MOST_SEGMENTS = 512  # of a JPEG before its frame header; a camera writes ten
 _COMPRESSED_AUDIO_BYTES_PER_SECOND = 16_000  # 128 kbit/s
 
@@ -94,9 +95,12 @@ def audio_seconds(source: str) -> float | None:
     if head is None or len(head) < _PCM_HEADER_BYTES:
         return None
     payload_bytes = len(source) * 3 // 4
-    if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
-        bytes_per_second: int = struct.unpack_from("<I", head, 28)[0]
-        return (payload_bytes - _PCM_HEADER_BYTES) / bytes_per_second if bytes_per_second else None
+    if head[:4] == b"RIFF" and head[8:16] == b"WAVEfmt ":
+        # what it says of its bytes a second, no decoder goes by
+        form, _, samples_per_second, _, bytes_per_sample = struct.unpack_from("<HHIIH", head, 20)
+        bytes_per_second: int = samples_per_second * bytes_per_sample
+        if form in _PCM_FORMS:
+            return (payload_bytes - _PCM_HEADER_BYTES) / bytes_per_second if bytes_per_second else None
     return payload_bytes / _COMPRESSED_AUDIO_BYTES_PER_SECOND
 
 

@@ -107,6 +107,8 @@ class Sizer:
         if self._exact is not None:
             self._counter, self._note = self._exact.counter, self._exact.note
         elif not self._ready:
+            if self._chat_template is not None and self._tokenizer_path is None:
+                logger.warning("PROXY_CHAT_TEMPLATE has no effect without PROXY_TOKENIZER_PATH")
             encoding = await self._thread.run(0, load_encoding)
             self._counter = Counter(encoding, memo_entries=self._memo_entries)
         self._ready = True

@@ -75,7 +75,9 @@ async def discover(link: Link, spec: BackendSpec) -> Discovery:
     )
     found = _with_pools_from_load(found, ranks)
     if any(facts.pool_tokens < 1 for facts in found.ranks):
-        raise UpstreamUnreachable("does not say how large its pool is; set pool_tokens", sent=False)
+        if not info and not model_info:
+            raise UpstreamUnreachable("does not answer as SGLang does: is the address right?", sent=False)
+        raise UpstreamUnreachable("does not say how large its pool is: set PROXY_POOL_TOKENS", sent=False)
     return Discovery(found, loads)
 
 

@@ -76,6 +76,6 @@ async def _ask(link: Link, method: str, path: str) -> Look:
         )
     except httpx.ConnectError:
         return Look(Standing.UNREACHABLE)
-    except (httpx.TransportError, TimeoutError):
+    except (httpx.RequestError, TimeoutError):
         return Look(Standing.UNTOLD)
     return read_look(answer.status_code, answer.content)

@@ -150,3 +150,40 @@ def test_the_idle_cache_forgets_leaves_before_roots() -> None:
     assert cache.known_tokens(chain("a", 4)) == 2000
     cache.trim(0)
     assert (cache.tokens, len(cache)) == (0, 0)
+
+
+def test_any_number_of_holds_gives_way_in_one_step() -> None:
+    pool_tokens, count = 4_000_000, 1500
+    talk = Talk(Limits(session_hold_seconds=60.0))
+    talk.step(PoolUp("p", PoolFacts(pool_tokens, pool_tokens - 6, 8_000_000)))
+    for number in range(count):
+        segments = chain(f"agent {number}", 1, 2100)
+        talk.step(Arrival(Request(f"a{number}", 2200, 10, segments=segments, session=f"s{number}")))
+        talk.step(FirstToken(f"a{number}"))
+        talk.step(Finished(f"a{number}", 2200, 10))
+    pool = talk.controller.lines["p"].pool
+    assert len(pool.holds) == count
+    talk.now += 12.0
+    actions = talk.step(Arrival(Request("giant", 3_800_000, 10, wait_limit_seconds=6000.0)))
+    assert [action.rid for action in actions if isinstance(action, Dispatch)] == ["giant"]
+    assert len(pool.holds) < 100
+
+
+def test_a_hold_gives_way_to_a_long_that_only_lacks_the_room_kept_for_shorts() -> None:
+    talk = Talk(Limits(session_hold_seconds=60.0))
+    talk.turn(chain("a", 60))
+    (hold,) = talk.controller.lines["p"].pool.holds
+    assert hold.until == hold.since + 15.0
+    assert not talk.step(Arrival(Request("long", 110_000, 300)))
+    talk.now += 10.5
+    (action,) = talk.step(Tick())
+    assert (action.rid, talk.held) == ("long", 0)
+
+
+def test_a_hold_does_not_give_way_to_what_lacks_a_slot() -> None:
+    talk = Talk(Limits(session_hold_seconds=60.0))
+    talk.step(PoolUp("p", PoolFacts(POOL, POOL - 6, 1_000_000, 1)))
+    talk.turn(chain("a", 60))
+    talk.step(Arrival(Request("running", 1000, 300)))
+    assert not talk.step(Arrival(Request("waiting", 1000, 300)))
+    assert talk.held == 60_000

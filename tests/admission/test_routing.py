@@ -1,8 +1,10 @@
 """Whatever happens to several pools, in whatever order: nothing is lost, sent twice or left charged."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.admission.books import DEADLINES_SLACK
 from proxy.admission.controller import Controller
 from proxy.admission.job import State
 from proxy.admission.limits import Limits
@@ -196,6 +198,21 @@ def test_a_pinned_request_is_not_taken_over_by_a_pool_without_work() -> None:
     assert [action.pool for action in actions if isinstance(action, Dispatch)] == ["b"]
 
 
+@pytest.mark.parametrize("before", [[], [PoolDown("b")]], ids=["up", "down"])
+@pytest.mark.parametrize("event", [PoolLeaving("b"), PoolGone("b")], ids=["leaving", "gone"])
+def test_who_waits_for_its_pool_is_told_at_once_that_it_goes(before: list[Event], event: Event) -> None:
+    controller = pools("a", "b")
+    assert isinstance(decided(controller, "fills it", "b", tokens=27_000), Dispatch)
+    waiting = Request("waits", 20_000, max_tokens=10, pinned_pool="b", wait_limit_seconds=600.0)
+    assert controller.step(1.0, Arrival(waiting)) == []
+    for earlier in before:
+        assert controller.step(2.0, earlier) == []  # it may come back
+    (refuse,) = controller.step(3.0, event)
+    assert isinstance(refuse, Refuse)
+    assert (refuse.rid, refuse.reason) == ("waits", Reason.NO_BACKEND)
+    assert "waits" not in controller.jobs
+
+
 def test_a_pinned_request_is_refused_by_what_its_own_pool_can_take() -> None:
     controller = pools("a")
     controller.step(0.0, PoolUp("b", PoolFacts(300_000)))
@@ -211,3 +228,19 @@ def test_without_its_pool_a_pinned_request_is_told_that_no_backend_is_up() -> No
         refuse = decided(controller, "1", "b")
         assert isinstance(refuse, Refuse), event
         assert refuse.reason is Reason.NO_BACKEND
+
+
+def test_a_server_that_comes_and_goes_makes_nobody_wait_under_many_deadlines() -> None:
+    controller = pools("a")
+    controller.step(0.0, Arrival(Request("fills it", 29_000, max_tokens=10)))
+    for number in range(600):
+        waits = Request(f"waits {number}", 20_000, max_tokens=10, wait_limit_seconds=600.0)
+        controller.step(1.0, Arrival(waits))
+    for _ in range(20):
+        controller.step(2.0, PoolDown("a"))
+        controller.step(2.0, PoolUp("a", PoolFacts(30_000, models=("model of a",))))
+    waiting = sum(job.state is State.QUEUED for job in controller.jobs.values())
+    assert waiting > 20
+    assert len(controller._deadlines) <= 2 * len(controller.jobs) + DEADLINES_SLACK
+    actions = controller.step(700.0, Tick())
+    assert sum(isinstance(action, Refuse) for action in actions) == waiting

@@ -44,6 +44,15 @@ def test_every_reason_has_a_row() -> None:
     assert set(answers.TABLE) == set(STATUSES) == set(Reason)
 
 
+def test_a_wait_within_the_limit_is_not_called_longer_than_it() -> None:
+    """What is promised is kept: a wait that is predicted close below its limit is refused as well."""
+    over = error_of(answers.refused(Api.CHAT, refuse(Reason.WOULD_MISS_DEADLINE), 60.0))["message"]
+    near = error_of(answers.refused(Api.CHAT, refuse(Reason.WOULD_MISS_DEADLINE), 100.0))["message"]
+    assert "would wait about 95 s" in over
+    assert ", longer than the 60 s it may wait." in over
+    assert ", too close to the 100 s it may wait." in near
+
+
 @pytest.mark.parametrize("reason", Reason)
 @pytest.mark.parametrize("api", OPENAI)
 def test_refusals_have_openais_shape(api: Api, reason: Reason) -> None:

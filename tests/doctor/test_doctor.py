@@ -220,7 +220,9 @@ async def test_an_old_server_and_one_that_is_not_sglang_are_told(fake: FakeServe
     fake.info["version"] = "0.4.6.post1"
     assert "SGLang 0.4.6.post1 is older" in warnings(await examined(fake.url))
     fake.missing = {"/server_info", "/get_server_info", "/v1/loads", "/get_load", "/metrics"}
-    assert "does not say how large its pool is" in troubles(await examined(fake.url))
+    assert "does not say how large its pool is: set PROXY_POOL_TOKENS" in troubles(await examined(fake.url))
+    fake.missing |= {"/model_info", "/get_model_info"}
+    assert "does not answer as SGLang does: is the address right?" in troubles(await examined(fake.url))
 
 
 async def test_a_server_that_is_not_ready_cannot_take_work(fake: FakeServer, examined: Examine) -> None:

@@ -110,6 +110,32 @@ async def test_a_clients_own_poll_is_forwarded_and_listened_to(
     assert len(server.polls) == 2  # the client's, and none of the proxy's own
 
 
+async def test_a_question_that_the_server_refuses_ends_nothing(
+    server: ResponseServer, proxy: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client chooses what it asks with: headers larger than the server takes, a second cancellation."""
+    monkeypatch.setattr(background, "FIRST_LOOK_SECONDS", 4.0)
+    name = await begun(proxy)
+    respond = server._respond
+
+    async def particular(request: Received, wire: Wire) -> None:
+        if "refused" in request.target:
+            await wire.json({"error": {"message": "too large"}}, 431)
+        else:
+            await respond(request, wire)
+
+    monkeypatch.setattr(server, "_respond", particular)
+    assert (await proxy.get(f"{RESPONSES}/{name}?refused")).status == 431
+    await eventually(lambda: server.polls != [])  # the proxy looks for itself
+    await asyncio.sleep(0.05)
+    assert charged(proxy) > 0
+    server.end(name)
+    assert (await proxy.get(f"{RESPONSES}/{name}?refused")).status == 431
+    await proxy.settled(2.0)
+    assert proxy.metric("requests_total", lane="short", outcome="completed") == 1
+    assert proxy.metric("completion_tokens_total", lane="short") == 60
+
+
 async def test_cancelling_is_forwarded_and_gives_its_place_back(
     server: ResponseServer, proxy: Running
 ) -> None:

@@ -133,6 +133,15 @@ async def test_lone_surrogates_are_forwarded_as_they_came(server: FakeServer, pr
     assert server.posts()[0].body.startswith(body[:-1])
 
 
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_a_megabyte_is_no_name_of_a_model(server: FakeServer, proxy: Running, path: str) -> None:
+    """Names are remembered, those that nobody serves too."""
+    reply = await proxy.ask(chat(model="m" * 1_000_000, max_tokens=5, input="Hello"), path)
+    assert reply.status == 400
+    assert "model" in reply.json()["error"]["message"]
+    assert server.posts() == []
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

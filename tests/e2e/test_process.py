@@ -212,6 +212,7 @@ async def test_a_port_that_is_taken_ends_the_start_with_a_clear_line(fake: FakeS
     child = await Child.start(PROXY_BACKENDS=fake.url, **{variable: str(fake.port)})
     assert await child.ended(20.0) == 1
     assert "address already in use" in child.log
+    assert f":{fake.port}: choose another {variable.replace('PORT', 'HOST')} or {variable}" in child.log
     assert "Traceback" not in child.log
 
 

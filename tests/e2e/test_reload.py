@@ -137,6 +137,16 @@ async def test_what_needs_a_restart_is_named_and_stays_as_it_was(fake: FakeServe
         assert w.proxy.metric("reloads_total", outcome="unchanged") == 1
 
 
+async def test_a_name_that_is_none_is_pointed_out(
+    fake: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(fake, path=tmp_path / "s", backends=fake.url) as w:
+        assert (await w.reload(backends=fake.url))["ignored"] == []
+        monkeypatch.setenv("PROXY_SETTINGS_FILE", str(w.path))
+        (ignored,) = (await w.reload(backends=fake.url, max_queue_secods="5"))["ignored"]
+        assert "'PROXY_MAX_QUEUE_SECODS' is ignored; the nearest known is PROXY_MAX_QUEUE_SECONDS" in ignored
+
+
 async def test_keys_come_and_go_with_the_file_and_the_door_never_opens_by_itself(
     fake: FakeServer, tmp_path: Path
 ) -> None:

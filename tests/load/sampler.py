@@ -1,7 +1,6 @@
 """Watches an engine's own figures while a load runs."""
 
 import asyncio
-import contextlib
 import json
 import re
 import time
@@ -11,6 +10,7 @@ from typing import Self
 from tests.load.http1 import BadAnswer, get
 
 SAMPLE_SECONDS = 0.1
+CANCEL_SECONDS = 1.0
 LOADS_PATH = "/v1/loads?include=core"
 
 
@@ -75,10 +75,15 @@ class Sampler:
 
 
 async def end_task(task: asyncio.Task[None]) -> None:
-    """Cancels a task that runs for ever. Raises what it had died of, if it had."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    """Cancels a task that runs for ever. Raises what it had died of, if it had.
+
+    Once may not be enough: Python 3.11's `wait_for` loses a cancellation that comes with its result.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=CANCEL_SECONDS)
+    if not task.cancelled():
+        task.result()
 
 
 async def retractions(base_url: str) -> int:

@@ -8,7 +8,7 @@ import pytest
 from proxy.admission.controller import Controller
 from proxy.admission.job import State
 from proxy.admission.limits import Limits
-from proxy.admission.types import Request
+from proxy.admission.types import Arrival, Request
 from proxy.admission.view import explain
 from tests.scenarios.hand import POOLS_TOKENS, Hand
 
@@ -45,6 +45,23 @@ def test_what_is_foretold_comes_true(pool_tokens: int, seed: int) -> None:
     assert {"admit", "queue", "would_miss_deadline", "context_length_exceeded"} <= seen.keys(), (
         "too little load"
     )
+
+
+def test_asking_resets_no_account_of_who_passed_the_head() -> None:
+    """The head is b's, since a holds its share already; a's waits first by what was charged."""
+    hand = Hand(Controller)
+    hand.step(Arrival(Request("holds", 110_000, 4000, ignore_eos=True, tenant="a", weight=1000.0)))
+    hand.started("holds")
+    hand.run(300, 100, tenant="b")
+    for tenant, weight in (("a", 1000.0), ("b", 1.0)):
+        hand.step(Arrival(Request(f"waits {tenant}", 90_000, 500, tenant=tenant, weight=weight)))
+    line = hand.line
+    head = line.longs.head()
+    assert head is not None
+    assert (head.rid, line.gate.head) == ("waits a", hand.controller.jobs["waits b"])
+    line.gate.bypassed_tokens = 1000
+    explain(hand.controller, Request("asked", 300, 100, tenant="b"), hand.now)
+    assert (line.gate.head, line.gate.bypassed_tokens) == (hand.controller.jobs["waits b"], 1000)
 
 
 def live_on(hand: Hand, dice: random.Random) -> None:

@@ -232,6 +232,19 @@ def test_a_server_that_is_back_with_a_smaller_pool_is_believed() -> None:
     check_14(Controller)
 
 
+@pytest.mark.parametrize("foreign", [0, 20_000])
+def test_the_chunk_under_way_is_nobody_elses(foreign: int) -> None:
+    """SGLang counts it twice: as in use, and among what waits for its prefill."""
+    hand = Hand(Controller, POOL_TOKENS)
+    chunk = hand.pool.facts.chunk_tokens
+    assert hand.arrive(64_000, 500) in hand.sent
+    for done in range(0, 56_000, chunk):
+        hand.wait(0.25)
+        hand.poll(done + chunk + foreign, waiting_uncached_tokens=64_000 - done)
+        if done:
+            assert abs(hand.pool.foreign_tokens - foreign) <= deadband(POOL_TOKENS)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("check", [check_13_engine, check_14_engine, check_15_engine])
 def test_the_engine_never_retracts_whatever_is_not_seen(

@@ -10,14 +10,15 @@ import pytest
 
 from proxy.admission.controller import Controller
 from proxy.admission.limits import Limits
-from proxy.admission.types import Drain, Lane, PoolDown, Reason, Refuse
+from proxy.admission.refusal import Returns
+from proxy.admission.types import Arrival, Drain, Lane, PoolDown, PoolUp, Reason, Refuse, Request
 from proxy.api import answers
 from proxy.simulator.mixes import longs
 from proxy.simulator.records import Outcome, Record
 from proxy.simulator.virtual import replay
 from proxy.simulator.workload import Client, Turn, Workload, fixed
 from proxy.tokens.shape import Api
-from tests.scenarios.hand import POOL, POOLS_TOKENS, Hand
+from tests.scenarios.hand import POOL, POOLS_TOKENS, Hand, facts_of
 from tests.scenarios.policies import (
     DrainedInChorus,
     DrainWaits,
@@ -200,6 +201,51 @@ def test_a_crowd_that_was_sent_away_is_served_when_it_comes_back(
     prompt_tokens: tuple[int, int], capacity: float, seed: int
 ) -> None:
     check_overload(Controller, prompt_tokens, capacity, seed)
+
+
+def test_who_was_sent_away_from_eight_servers_comes_back_eight_times_as_fast() -> None:
+    spread_seconds = {}
+    for pools in (1, 8):
+        controller = Controller(Limits())
+        for number in range(pools):
+            controller.step(0.0, PoolUp(f"p{number}", facts_of(POOLS_TOKENS[1])))
+            controller.step(0.0, Arrival(Request(f"fills {number}", 150_000, 500)))
+        refused = [
+            action.retry_after_seconds or 0.0
+            for number in range(41)
+            for action in controller.step(
+                0.1, Arrival(Request(f"asks {number}", 64_000, 500, wait_limit_seconds=1.0))
+            )
+            if isinstance(action, Refuse)
+        ]
+        assert len(refused) == 41
+        spread_seconds[pools] = refused[-1] - refused[0]
+    assert spread_seconds[8] == pytest.approx(spread_seconds[1] / 8, rel=0.01)
+
+
+def test_who_is_told_too_long_does_not_queue_behind_all_that_were_told_so_before() -> None:
+    """Nobody stays away for longer than a minute, so those of an hour ago are in nobody's way."""
+    returns = Returns()
+    told = [returns.seconds(float(second), 100.0, 10.0) for second in range(3600)]
+    assert told[:3] == [100.0, 111.5, 123.0]
+    assert max(told) <= 100.0 + 60 * 12.5
+
+
+def test_a_crowd_before_one_model_keeps_nobody_away_from_another() -> None:
+    controller = Controller(Limits())
+    for model in ("crowded", "other"):
+        controller.step(0.0, PoolUp(model, replace(facts_of(POOLS_TOKENS[1]), models=(model,))))
+        controller.step(0.0, Arrival(Request(f"fills {model}", 150_000, 500, model=model)))
+
+    def refused(rid: str, model: str) -> float:
+        asked = Request(rid, 64_000, 500, model=model, wait_limit_seconds=1.0)
+        (refusal,) = controller.step(0.1, Arrival(asked))
+        assert isinstance(refusal, Refuse)
+        return refusal.retry_after_seconds or 0.0
+
+    first, *_, last = [refused(f"crowd {number}", "crowded") for number in range(50)]
+    assert last > first + 60.0
+    assert refused("one", "other") == pytest.approx(first, abs=0.1)
 
 
 def test_draining_answers_the_queued_now_and_lets_streams_end() -> None:

@@ -243,6 +243,25 @@ def test_options_describe_a_server() -> None:
         cli_options.run(arguments("--pace", "warp"))
 
 
+async def test_it_says_where_it_listens_or_that_it_cannot() -> None:
+    async def started(port: int) -> asyncio.subprocess.Process:
+        command = (sys.executable, "-m", "proxy.simulator", "--port", str(port))
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+
+    port = free_port()
+    first = await started(port)
+    assert first.stdout is not None
+    said = await first.stdout.readline()
+    assert said.decode() == f"a simulated SGLang, 186,624 KV tokens: http://127.0.0.1:{port}\n"
+    second = await started(port)
+    _, errors = await second.communicate()
+    assert second.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}: choose another --port" in errors.decode()
+    first.terminate()
+    await first.communicate()
+
+
 async def test_a_server_of_its_own_process_comes_up_and_goes() -> None:
     port = free_port()
     command = ["-m", "proxy.simulator", "--port", str(port)]

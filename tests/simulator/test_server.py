@@ -230,7 +230,9 @@ async def test_a_full_queue_is_503_and_on_a_stream_an_event_on_200() -> None:
 
 
 async def test_unknown_paths_and_methods_are_404_and_405(http: httpx.AsyncClient) -> None:
-    assert (await http.get("/nope")).status_code == 404
+    nope = await http.get("/nope")
+    assert nope.status_code == 404
+    assert "/nope is not simulated; /v1/chat/completions, " in nope.json()["detail"]
     assert (await http.get(CHAT)).status_code == 405
     assert (await http.get("/v1/models/nope")).json()["error"]["code"] == "model_not_found"
 

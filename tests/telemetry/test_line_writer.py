@@ -144,6 +144,7 @@ def test_a_decision_log_that_cannot_be_opened_is_said_and_counted(
     lost = Lost()
     with caplog.at_level(logging.WARNING):
         log = DecisionLog(tmp_path / "missing" / "d.jsonl", dropped=lost.count)
+        assert "d.jsonl: cannot be opened: No such file or directory" in caplog.text
         log.write({"a": 1})
         log.write({"a": 2})
         log.close()

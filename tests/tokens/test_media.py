@@ -74,10 +74,10 @@ def test_patches_have_a_floor_and_a_ceiling() -> None:
     assert Patches().tokens(60_000, 60_000) == 16_384
 
 
-def wav(seconds: float) -> str:
-    payload = bytes(int(seconds * 32_000))
+def wav(seconds: float, told_bytes_per_second: int = 32_000, first: bytes = b"fmt ", form: int = 1) -> str:
+    payload, told = bytes(int(seconds * 32_000)), told_bytes_per_second
     head = struct.pack(
-        "<4sI4s4sIHHIIHH4sI", b"RIFF", 0, b"WAVE", b"fmt ", 16, 1, 1, 16_000, 32_000, 2, 16, b"data", 0
+        "<4sI4s4sIHHIIHH4sI", b"RIFF", 0, b"WAVE", first, 16, form, 1, 16_000, told, 2, 16, b"data", 0
     )
     return base64.b64encode(head + payload).decode()
 
@@ -86,6 +86,16 @@ def test_a_wav_clip_is_charged_by_its_seconds() -> None:
     assert audio_seconds(wav(10)) == pytest.approx(10, rel=0.01)
     assert RULES.audio(wav(10)).tokens == pytest.approx(250, abs=3)
     assert RULES.audio("https://example.com/a.mp3").tokens == RULES.audio_default_tokens
+
+
+@pytest.mark.parametrize("told", [0, 1, 2**32 - 1])
+def test_a_wav_clip_is_as_long_as_its_samples_whatever_it_says_of_its_pace(told: int) -> None:
+    assert audio_seconds(wav(10, told)) == pytest.approx(10, rel=0.01)
+
+
+@pytest.mark.parametrize("differs", [{"first": b"LIST"}, {"form": 2}])
+def test_any_other_wav_clip_is_charged_like_a_compressed_one(differs: dict[str, Any]) -> None:
+    assert audio_seconds(wav(10, 2**32 - 1, **differs)) == pytest.approx(20, rel=0.01)
 
 
 def test_a_data_url_is_never_counted_as_text() -> None:

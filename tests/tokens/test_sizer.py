@@ -2,6 +2,7 @@ import asyncio
 import gc
 import threading
 import time
+from pathlib import Path
 
 import orjson
 import pytest
@@ -34,6 +35,13 @@ async def test_loading_makes_it_ready() -> None:
     assert sizer.ready
     assert (await sizer.size(Api.CHAT, chat("hello world"))).raw_tokens == 2 + 4 + 3
     await sizer.load()
+    sizer.close()
+
+
+async def test_a_template_without_a_tokenizer_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+    sizer = Sizer(chat_template=Path("/t.jinja"))
+    await sizer.load()
+    assert "PROXY_CHAT_TEMPLATE has no effect without PROXY_TOKENIZER_PATH" in caplog.text
     sizer.close()
 
 

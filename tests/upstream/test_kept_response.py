@@ -2,10 +2,13 @@
 
 import json
 
+import httpx
 import pytest
 
+from proxy.backend_spec import BackendSpec
 from proxy.upstream.call import Usage
-from proxy.upstream.kept_response import Look, Standing, read_look
+from proxy.upstream.kept_response import Look, Standing, look, read_look
+from proxy.upstream.link import Link
 
 
 def answer(**fields: object) -> bytes:
@@ -50,3 +53,12 @@ def test_other_failures_say_nothing_of_it(status: int) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"completed"', b"\xff", b'{"status":'])
 def test_what_is_no_json_object_says_nothing(body: bytes) -> None:
     assert read_look(200, body).standing is Standing.UNTOLD
+
+
+async def test_an_answer_that_cannot_be_decoded_says_nothing_of_it() -> None:
+    async def garbled(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"{}"))
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(garbled)) as client:
+        link = Link(BackendSpec("http://b0", "b0"), client, connect_seconds=1.0, stall_seconds=1.0)
+        assert (await look(link, "resp_1")).standing is Standing.UNTOLD

@@ -88,7 +88,7 @@ async def test_a_pool_nobody_names_is_asked_for(fake: FakeServer, connect: Conne
     fake.missing = {"/v1/loads", "/get_load", "/metrics", "/server_info", "/get_server_info"}
     await connect(wait=False)
     await eventually(lambda: bool(heard.down))
-    assert "set pool_tokens" in heard.down[0][1]
+    assert "set PROXY_POOL_TOKENS" in heard.down[0][1]
 
 
 async def test_the_pool_may_come_from_the_load_alone(
