@@ -17,6 +17,9 @@ Due = tuple[Job, Rule]
 TENANT_SHARE = 0.5
 SCAN_SHORTS = 32  # first fit looks at this many shorts per round
 SCAN_LONGS = 8  # and at this many longs behind a blocked head
+SHORT_PATIENCE_SECONDS = (
+    1.0  # a hold that only the engine's formula would not bear falls for a short after that
+)
 
 
 class Line(Turns):
@@ -132,7 +135,9 @@ class Line(Turns):
         pool = self.pool
         if not pool.holds:
             return False
-        if "C" not in pool.lacks(job, self.reserve_of(job)):
+        lacks = pool.lacks(job, self.reserve_of(job))
+        waits = not job.long and now - job.arrived_at >= SHORT_PATIENCE_SECONDS
+        if not ("C" in lacks or ("E" in lacks and waits)):
             return False
         patience = self._limits.max_bypass_seconds if job.long else 0.0
         due = [hold for hold in pool.holds if hold.falls_at(patience) <= now]

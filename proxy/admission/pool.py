@@ -43,6 +43,7 @@ class Pool(Fitting):
         while self.holds:
             self.drop_hold(self.holds[0])
         self.engine_ratio = min(1.0, ENGINE_RATIO_START * facts.conservativeness)
+        self._budget_factor = 1.0
         self._size()
 
     def adopt(self, limits: Limits) -> None:

@@ -113,7 +113,8 @@ class Sensor:
 
     def _watch_queueing(self, now: float, last: LoadSample, sample: LoadSample) -> None:
         """What we sent waits in the engine though it prefills nothing: it has less room than we thought."""
-        if not sample.waiting or self._moves(last, sample) or not self._overdue(sample):
+        ours = sample.waiting and not self._pool.foreign_tokens  # else it may be theirs that waits
+        if not ours or self._moves(last, sample) or not self._overdue(sample):
             self._blocked_since = None
         elif self._blocked_since is None:
             self._blocked_since = sample.at

@@ -4,8 +4,8 @@ import pytest
 
 from proxy.admission.budget import BUDGET_CUT, BUDGET_FLOOR, BUDGET_RISE
 from proxy.admission.controller import Controller
-from proxy.admission.types import Finished, Load, LoadSample
-from tests.scenarios.hand import POOL, POOL_TOKENS, Hand
+from proxy.admission.types import Finished, Load, LoadSample, PoolUp
+from tests.scenarios.hand import POOL, POOL_TOKENS, Hand, facts_of
 
 FULL = int(POOL_TOKENS * 0.97)
 POLL_SECONDS = 0.25
@@ -46,6 +46,25 @@ def test_the_budget_stays_while_the_wait_has_another_reason(what: str) -> None:
         running=8 if what == "its slots are taken" else 1,
         prefills=what == "it prefills",
     )
+    assert hand.pool.budget_tokens == FULL
+
+
+def test_the_budget_stays_while_those_who_go_around_the_proxy_may_be_who_waits() -> None:
+    hand = Hand(Controller)
+    hand.arrive(300, 100)
+    for _ in range(100):
+        hand.now += POLL_SECONDS
+        hand.step(Load(POOL, LoadSample(hand.now, 170_000, 60, 20, 200_000, prefill_tokens_total=7)))
+    assert hand.pool.foreign_tokens > 0
+    assert hand.pool.budget_tokens == FULL
+
+
+def test_the_budget_is_whole_again_when_the_server_comes_back() -> None:
+    hand = Hand(Controller)
+    hand.arrive(300, 100)
+    polls(hand, 3.0, waiting=1)
+    assert hand.pool.budget_tokens < FULL
+    hand.step(PoolUp(POOL, facts_of(POOL_TOKENS)))
     assert hand.pool.budget_tokens == FULL
 
 

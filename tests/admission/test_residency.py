@@ -143,6 +143,24 @@ def test_a_hold_gives_way_to_a_short_that_needs_the_room() -> None:
     assert any(isinstance(action, Dispatch) for step in actions for action in step)
 
 
+def test_a_hold_gives_way_to_shorts_that_the_engines_formula_keeps_waiting() -> None:
+    talk = Talk()
+    for number in range(20):  # outputs are short here
+        talk.step(Arrival(Request(f"t{number}", 300, None)))
+        talk.step(FirstToken(f"t{number}"))
+        talk.step(Finished(f"t{number}", 300, 100))
+    talk.turn(chain("a", 150))
+    talk.now += 0.1
+    for number in range(20):  # without a limit of their own: the engine counts 4,096 for each
+        talk.step(Arrival(Request(f"s{number}", 300, None, wait_limit_seconds=60.0)))
+    line = talk.controller.lines["p"]
+    assert len(line.shorts) > 5
+    assert talk.held == 150_000
+    talk.now += 1.1
+    talk.step(Tick())
+    assert (len(line.shorts), talk.held) == (0, 0)
+
+
 def test_the_idle_cache_forgets_leaves_before_roots() -> None:
     cache = IdleCache()
     cache.add(list(chain("a", 4)))
