@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import resource
@@ -26,6 +27,7 @@ SWITCH_SECONDS = 0.001  # the counting thread gives the event loop its turn this
 LEAVE_POLL_SECONDS = 0.05
 OWN_DESCRIPTORS = 48  # beside connections: listeners, logs, the event loop, polls, aborts
 MOST_DESCRIPTORS = 1_048_576  # what is asked for where the system knows no limit
+MAPPED_BYTES = 262_144  # from this size on a block of memory is the system's again once it is free
 YOUNG_OBJECTS = 10_000  # between collections; by default 700, which is one for every other request
 
 
@@ -62,6 +64,19 @@ class Server(uvicorn.Server):
     def addresses(self) -> list[tuple[str, int]]:
         """Where it listens, once it has started: a port of 0 has become a real one."""
         return [sock.getsockname()[:2] for server in self.servers for sock in server.sockets]
+
+
+def give_large_blocks_back() -> bool:
+    """Keep bodies out of the heap, in which each would leave a hole; False where the C library has no such switch.
+
+    By itself glibc moves its threshold up to the size of the first large block that is freed. With bodies of
+    up to 1 MB the process then takes a tenth more memory, and goes on growing for half an hour.
+    """
+    threshold = -3  # M_MMAP_THRESHOLD in malloc.h
+    try:
+        return bool(ctypes.CDLL(None).mallopt(threshold, MAPPED_BYTES))
+    except (OSError, AttributeError):
+        return False
 
 
 def make_server(app: Any, host: str, port: int, named_by: str = "PROXY_HOST or PROXY_PORT") -> Server:
@@ -122,6 +137,7 @@ async def serve(settings: Settings) -> None:
     SIGHUP reads limits, keys and servers again.
     """
     _raise_descriptor_limit()
+    give_large_blocks_back()
     app = App(settings)
     sys.setswitchinterval(SWITCH_SECONDS)
     servers = [make_server(app, settings.host, settings.port)]

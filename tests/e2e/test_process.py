@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import platform
 import re
 import signal
 import sys
@@ -14,6 +15,7 @@ from typing import Self
 
 import pytest
 
+from proxy.serve import give_large_blocks_back
 from tests.e2e.holding import COMPLETIONS, Held, ids
 from tests.fakes import DONE, FakeServer
 from tests.raw_http import Connection, ask, chat, request
@@ -237,3 +239,7 @@ async def test_an_unknown_variable_is_pointed_out(fake: FakeServer) -> None:
     async with serving(fake, PROXY_MAX_QUEUE_SECOND="5") as child:
         assert "PROXY_MAX_QUEUE_SECOND" in child.log
         assert "PROXY_MAX_QUEUE_SECONDS" in child.log
+
+
+def test_freed_bodies_go_back_to_the_system_where_the_c_library_can() -> None:
+    assert give_large_blocks_back() is (platform.libc_ver()[0] == "glibc")
