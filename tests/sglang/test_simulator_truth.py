@@ -71,7 +71,8 @@ def true_speed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangServe
 def test_the_model_of_the_scheduler_takes_as_long_as_the_scheduler(
     name: str, true_speed: SGLangServer
 ) -> None:
-    """Once more where the machine was busy with something else: that is what would be compared."""
+    """Twice wrong on a quiet machine is wrong. On a busy one the others would be what is compared."""
+    wrong: list[str] = []
     for _ in range(ATTEMPTS):
         overhead = measure(true_speed, pace_of(PACE))
         before = BusySeconds.now()
@@ -81,9 +82,13 @@ def test_the_model_of_the_scheduler_takes_as_long_as_the_scheduler(
         text, off = comparison(measured, predicted)
         text = f"{name}: {elsewhere:.0%} of the machine busy with something else; {overhead}\n{text}"
         print(f"\n{text}")
-        if not off or elsewhere < QUIET:
-            break
-    assert not off, f"{', '.join(off)}\n{text}"
+        if not off:
+            return
+        if elsewhere < QUIET:
+            wrong.append(f"{', '.join(off)}\n{text}")
+    if len(wrong) < 2:
+        pytest.skip(f"the machine was busy with something else: {text}")
+    pytest.fail(wrong[-1])
 
 
 def config_with(overhead: Overhead) -> EngineConfig:
