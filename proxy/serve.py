@@ -70,8 +70,7 @@ def give_large_blocks_back() -> bool:
     """Keep bodies out of the heap, in which each would leave a hole.
 
     False where the C library has no such switch. By itself glibc moves its threshold up to the
-    size of the first large block that is freed. With bodies of up to 1 MB the process then takes
-    a tenth more memory, and goes on growing for half an hour.
+    size of the first large block that is freed, and takes a tenth more memory (tests/bench/heap.py).
     """
     threshold = -3  # M_MMAP_THRESHOLD in malloc.h
     try:

@@ -10,10 +10,12 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self
+
+from tests.waiting import eventually
 
 POOL = 186_624
 
@@ -310,6 +312,25 @@ class FakeServer:
             "version": "0.5.23",
             "loads": loads,
         }
+
+
+@contextlib.asynccontextmanager
+async def fake_server() -> AsyncIterator[FakeServer]:
+    """A server that runs; afterwards no task and no connection may be left."""
+    server = await FakeServer().start()
+    yield server
+    await eventually(lambda: not server.open)
+    await server.stop()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not others, f"left behind: {others}"
+
+
+async def short_stream(_: Received, wire: Wire) -> None:
+    """Answers any request with a stream of two tokens."""
+    await wire.begin()
+    for chunk in chat_stream(2):
+        await wire.chunk(chunk)
+    await wire.end()
 
 
 async def _unless_gone(reader: asyncio.StreamReader, work: Coroutine[None, None, None]) -> None:

@@ -14,9 +14,7 @@ from proxy.admission.line import Line
 from proxy.admission.pool import Pool
 from proxy.admission.queue import Charges
 from proxy.admission.reservation import Reservation
-from proxy.admission.residency import (
-    Conversations,
-)
+from proxy.admission.residency import Conversations
 from proxy.admission.sensor import Sensor
 from proxy.admission.tenants import Tenants
 

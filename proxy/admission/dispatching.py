@@ -7,12 +7,7 @@ from proxy.admission.limits import Mode
 from proxy.admission.line import Line
 from proxy.admission.pool import Pool
 from proxy.admission.refusing import Refusing
-from proxy.admission.types import (
-    Action,
-    Dispatch,
-    Slice,
-    Tokenize,
-)
+from proxy.admission.types import Action, Dispatch, Slice, Tokenize
 
 
 class Dispatching(Refusing):

@@ -15,7 +15,6 @@ from proxy.admission.reservation import Reservation
 from proxy.admission.residency import quantum_seconds
 
 QUEUE_EXACT = 24  # longs simulated one by one: behind so many nobody keeps to a promise
-MIN_DECODE_SHARE = 0.5  # shorts may take at most half of the prefill time from a long
 
 
 #: when room comes back, how many tokens and how many slots
@@ -77,17 +76,13 @@ class Forecast:
         started = now
         foreign = pool.foreign_tokens
         exact = ahead[:QUEUE_EXACT]
-        budget, express, unused_express = pool.budget_tokens, pool.express_tokens, pool.unused_express_tokens
+        unused_express = pool.unused_express_tokens
         reserve_tokens, tokenize_seconds = self._reservation.reserve_tokens, pool.timeline.tokenize_seconds
         prefill_seconds, decode_seconds = pool.costs.prefill_seconds, pool.costs.seconds_per_long_decode_token
         for other in [*exact, job]:
             reserve = reserve_tokens(other.request)
-            private = pool.private_tokens(other)
-            need = private + reserve * other.request.sequences
-            if need > budget:
-                need = max(budget, private)
-            giant = need + express > budget
-            target = need - (unused_express if giant else 0)
+            need = pool.need_tokens(other, reserve * other.request.sequences)
+            target = need - (unused_express if pool.is_giant(need) else 0)
             tokenizing = tokenize_seconds(other)
             if prefill_free - tokenizing > started:
                 started = prefill_free - tokenizing
@@ -100,7 +95,7 @@ class Forecast:
                 started = max(started, self._foreign_falls_at(now, room + foreign - target))
                 room, foreign = room + foreign, 0
             room -= need
-            uncached = pool.uncached_tokens(other) if other.request.segments else private
+            uncached = pool.uncached_tokens(other)
             prefill = prefill_seconds(uncached, other.prompt_tokens - uncached)
             arrives = started + tokenizing
             prefill_free = max(prefill_free, arrives) + prefill

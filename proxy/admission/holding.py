@@ -6,12 +6,7 @@ from itertools import count
 from proxy.admission.books import Books
 from proxy.admission.job import Job
 from proxy.admission.limits import Limits
-from proxy.admission.residency import (
-    MAX_HELD_SHARE,
-    MIN_HOLD_TOKENS,
-    Hold,
-    quantum_seconds,
-)
+from proxy.admission.residency import MAX_HELD_SHARE, MIN_HOLD_TOKENS, Hold, quantum_seconds
 
 
 class Holding(Books):

@@ -17,9 +17,7 @@ Due = tuple[Job, Rule]
 TENANT_SHARE = 0.5
 SCAN_SHORTS = 32  # first fit looks at this many shorts per round
 SCAN_LONGS = 8  # and at this many longs behind a blocked head
-SHORT_PATIENCE_SECONDS = (
-    1.0  # a hold that only the engine's formula would not bear falls for a short after that
-)
+SHORT_PATIENCE_SECONDS = 1.0  # after which a hold falls for a short that only the engine would not take
 
 
 class Line(Turns):

@@ -160,10 +160,6 @@ class FairQueue:
     def _rank(self, tenant: str) -> tuple[float, str]:
         return self._charges.of(tenant), tenant
 
-    def oldest_arrival(self) -> float | None:
-        heads = (next(iter(jobs.values())).arrived_at for jobs in self._tenants.values())
-        return min(heads, default=None)
-
 
 def _private_tokens(job: Job) -> int:
     """What of its prompt nobody else can have."""

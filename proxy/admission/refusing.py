@@ -11,12 +11,7 @@ from proxy.admission.limits import QUEUE_TOKENS_POOLS, Limits
 from proxy.admission.line import Line
 from proxy.admission.routing import Router
 from proxy.admission.tenants import Objection
-from proxy.admission.types import (
-    Action,
-    Lane,
-    Reason,
-    Refuse,
-)
+from proxy.admission.types import Action, Lane, Reason, Refuse
 
 #: requests that are in each other's way: of one lane, to servers of the same models
 _Crowd = tuple[frozenset[tuple[str, ...]], Lane]

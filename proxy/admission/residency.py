@@ -97,10 +97,6 @@ class IdleCache:
             total += segment.tokens
         return total
 
-    def forget(self, segments: tuple[Segment, ...]) -> None:
-        """The engine has shown that it does not have these."""
-        self.take(segments)
-
     def trim(self, room_tokens: int) -> None:
         """The engine has only so much room for what nobody uses."""
         while self.tokens > room_tokens and self._segments:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable
 
 from proxy.api.gate import Gate
-from proxy.api.headers import first
 from proxy.api.record import Record
 from proxy.api.responses import PREFIX, Responses
 from proxy.telemetry.metrics import Metrics, Outcome
@@ -117,8 +116,7 @@ class Detached:
         """Whether so much of the answer is all of it: many clients leave as soon as they have that."""
         if self._sending is None or not self._sending.done():
             return False
-        headers = ((name.lower(), value) for name, value in self._sending.result().headers)
-        length = first(headers, b"content-length") or b""
+        length = self._sending.result().header(b"content-length") or b""
         return length.isdigit() and sent_bytes >= int(length)
 
     def tell(self, found: Look) -> None:

@@ -108,12 +108,10 @@ class Gate:
             return
         ticket.closed = True
         del self._tickets[ticket.request.rid]
-        usage = ticket.observed.usage
-        produced = ticket.observed.generated_tokens
+        usage, produced = ticket.observed.usage, ticket.observed.produced_tokens
         prompt = cached = None
         if usage is not None:
             prompt, cached = usage.prompt_tokens, usage.cached_tokens
-            produced = usage.completion_tokens if usage.completion_tokens is not None else produced
         if completed and ticket.dispatched_at is not None:
             job = self.controller.jobs.get(ticket.request.rid)
             if job is not None:

@@ -61,10 +61,9 @@ class Record:
         prompt, produced = (sized.prompt_tokens if sized else 0), 0
         if ticket is not None:
             usage = ticket.observed.usage
-            produced = ticket.observed.generated_tokens
+            produced = ticket.observed.produced_tokens
             if usage is not None:
                 prompt = usage.prompt_tokens
-                produced = usage.completion_tokens if usage.completion_tokens is not None else produced
                 assert sized is not None
                 metrics.token_ratio(usage.prompt_tokens / max(1, sized.prompt_tokens))
                 sizer.observe(sized, usage.prompt_tokens)

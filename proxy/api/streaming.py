@@ -1,7 +1,7 @@
 """A backend's answer on its way to the client."""
 
 from proxy.api import answers
-from proxy.api.headers import Headers, first, with_ours
+from proxy.api.headers import Headers, with_ours
 from proxy.api.outgoing import Outgoing
 from proxy.api.record import Record
 from proxy.telemetry.metrics import Outcome
@@ -43,8 +43,8 @@ async def early_error(error: tuple[int, str, str], out: Outgoing, record: Record
 
 def _is_stream(exchange: Exchange) -> bool:
     """Can its bytes follow the head of an event stream?"""
-    kind = first(((name.lower(), value) for name, value in exchange.headers), b"content-type") or b""
-    encoded = any(name.lower() == b"content-encoding" for name, _ in exchange.headers)
+    kind = exchange.header(b"content-type") or b""
+    encoded = exchange.header(b"content-encoding") is not None
     return exchange.status == 200 and kind.startswith(b"text/event-stream") and not encoded
 
 

@@ -56,3 +56,9 @@ class Observed:
     ended: bool = False
     aborted: bool = False
     error: str | None = None
+
+    @property
+    def produced_tokens(self) -> int:
+        """As the server has told in the end, where it has; else as seen."""
+        told = None if self.usage is None else self.usage.completion_tokens
+        return self.generated_tokens if told is None else told

@@ -69,6 +69,10 @@ class Exchange:
         self._taken = False
         self._given_up: str | None = None
 
+    def header(self, name: bytes) -> bytes | None:
+        """The answer's first header `name` (lower case), None when absent."""
+        return next((value for key, value in self.headers if key.lower() == name), None)
+
     @property
     def rid(self) -> str:
         """The id it was sent under, without the route's prefix. A retry takes a fresh one."""
@@ -161,7 +165,7 @@ class Exchange:
         if streamed:
             if self._sender.swallow_usage:  # fewer bytes than announced will pass
                 self.headers = [item for item in self.headers if item[0].lower() != b"content-length"]
-            self.takes_events = all(name.lower() != b"content-length" for name, _ in self.headers)
+            self.takes_events = self.header(b"content-length") is None
             await self._first_event(answer, self._watch)
         else:
             self.observed.first_token_at = self.first_byte_at

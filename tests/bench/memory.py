@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from tests.bench.meters import resident_bytes
-from tests.bench.tools import Tools
-from tests.load.process import ServerProcess, free_port, http_status
+from tests.bench.tools import Tools, engine_server
+from tests.load.process import http_status
 from tests.load.proxy import ProxyServer
 
 POOL_TOKENS = 120_000  # room for one request of 64K tokens, not for two
@@ -55,17 +55,8 @@ def start_seconds(engine_url: str, log_path: Path) -> float:
 
 def waiting_memory(tools: Tools, folder: Path) -> dict[str, float]:
     """Megabytes at rest, and kilobytes for each queued request of 64K tokens beyond its body."""
-    port = free_port()
-    engine = ServerProcess(
-        "engine",
-        [*tools.engine, str(port), str(POOL_TOKENS)],
-        port=port,
-        env={},
-        log_path=folder / "engine.log",
-        ready_path="/ready",
-        ready_seconds=10,
-        say=lambda _: None,
-    )
+    log_path = folder / "engine.log"
+    engine = engine_server(tools.engine, log_path, pool_tokens=POOL_TOKENS, say=lambda _: None)
     proxy = ProxyServer(engine.base_url, WAIT_LONG, log_path=folder / "proxy.log", say=lambda _: None)
     with engine, proxy, contextlib.ExitStack() as clients:
         idle = resident_bytes(proxy.pid)

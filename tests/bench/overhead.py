@@ -20,8 +20,8 @@ from typing import Any
 from tests.bench.memory import start_seconds, waiting_memory
 from tests.bench.meters import cpu_seconds, machine
 from tests.bench.targets import TARGETS, medians, table
-from tests.bench.tools import Tools, build, result
-from tests.load.process import ServerProcess, free_port
+from tests.bench.tools import Tools, build, engine_server, result
+from tests.load.process import ServerProcess
 from tests.load.proxy import REPOSITORY, ProxyServer
 
 POOL_TOKENS = 20_000_000  # admission decides, and never says no: what waits would not be overhead
@@ -183,19 +183,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     folder = Path(chosen.out) / f"overhead-{time.strftime('%Y%m%d-%H%M%S')}"
     folder.mkdir(parents=True)
-    port = free_port()
-    engine = ServerProcess(
-        "engine",
-        [*tools.engine, str(port), str(POOL_TOKENS)],
-        port=port,
-        env={},
-        log_path=folder / "engine.log",
-        ready_path="/ready",
-        ready_seconds=10,
-        cwd=REPOSITORY,
-    )
+    engine = engine_server(tools.engine, folder / "engine.log", pool_tokens=POOL_TOKENS)
     settings = dict(setting.split("=", 1) for setting in chosen.env)
-    proxy = ProxyServer(engine.base_url, settings, log_path=folder / "proxy.log")
+    proxy = ProxyServer(engine.base_url, settings, log_path=folder / "proxy.log", cwd=chosen.proxy_from)
     rounds: list[dict[str, float]] = []
     with engine:
         with proxy:
@@ -211,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures = medians(rounds)
     kept = {"machine": machine(), "python": platform.python_version(), "compiled": tools.compiled}
     kept |= {"arguments": vars(chosen), "medians": figures, "rounds": rounds}
-    (folder / "overhead.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (folder / "overhead.json").write_text(json.dumps(kept, indent=1, default=str) + "\n")
     print(f"\n{table(figures, rounds)}\n\n{kept['machine']}\n{folder / 'overhead.json'}", flush=True)
     return 0 if all(target.holds(figures[target.name]) for target in TARGETS if target.name in figures) else 1
 
@@ -250,6 +240,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--env", action="append", default=[], metavar="NAME=VALUE", help="a setting of the proxy"
+    )
+    parser.add_argument(
+        "--proxy-from",
+        type=Path,
+        default=REPOSITORY,
+        help="another checkout, whose proxy is measured (with --only, since `rest` starts this one's)",
     )
     parser.add_argument("--out", default=str(REPOSITORY / "out"))
     return parser

@@ -31,8 +31,8 @@ from proxy.telemetry import logs
 from tests.bench.meters import machine
 from tests.bench.overhead import INTERVAL_US, POOL_TOKENS
 from tests.bench.spans import OUTSIDE, Clock, Costs, costs_of_a_span, install
-from tests.bench.tools import Tools, build
-from tests.load.process import ServerProcess, free_port
+from tests.bench.tools import Tools, build, engine_server
+from tests.load.process import free_port
 from tests.load.proxy import REPOSITORY
 
 CYCLE = "uvicorn.protocols.http.httptools_impl:RequestResponseCycle"
@@ -200,18 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tools = build(REPOSITORY / ".cache" / "bench")
     folder = Path(chosen.out) / f"profile-{time.strftime('%Y%m%d-%H%M%S')}"
     folder.mkdir(parents=True)
-    port = free_port()
-    engine = ServerProcess(
-        "engine",
-        [*tools.engine, str(port), str(POOL_TOKENS)],
-        port=port,
-        env={},
-        log_path=folder / "engine.log",
-        ready_path="/ready",
-        ready_seconds=10,
-        cwd=REPOSITORY,
-        say=lambda _: None,
-    )
+    log_path = folder / "engine.log"
+    engine = engine_server(tools.engine, log_path, pool_tokens=POOL_TOKENS, say=lambda _: None)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     logs.configure("info", "json", fd=nowhere)
     with engine:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.bench.overhead import main
 from tests.bench.targets import TARGETS, Target, medians, table
-from tests.bench.tools import COMPILERS, Tools, build
+from tests.bench.tools import COMPILERS, Tools, build, engine_server
 from tests.load.process import ServerProcess, free_port
 from tests.load.proxy import REPOSITORY
 
@@ -29,18 +29,8 @@ def tools(request: pytest.FixtureRequest) -> Tools:
 
 @pytest.fixture(scope="module")
 def engine(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    port = free_port()
-    server = ServerProcess(
-        "engine",
-        [*tools.engine, str(port)],
-        port=port,
-        env={},
-        log_path=tmp_path_factory.mktemp("engine") / "log",
-        ready_path="/ready",
-        ready_seconds=10,
-        cwd=REPOSITORY,
-        say=lambda _: None,
-    )
+    log_path = tmp_path_factory.mktemp("engine") / "engine.log"
+    server = engine_server(tools.engine, log_path, say=lambda _: None)
     with server:
         yield server
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.load.process import Say, ServerProcess, free_port
+from tests.load.proxy import REPOSITORY
+
 HERE = Path(__file__).parent
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = ("-O2", "-std=c++17", "-Wall", "-Wextra")
@@ -32,6 +35,24 @@ class Tools:
     def load(self, kind: str, port: int, **options: float) -> dict[str, Any]:
         """Runs one load to its end. Raises RuntimeError when an answer was missing or wrong."""
         return result(self.start_client(kind, port, **options))
+
+
+def engine_server(
+    command: Sequence[str | Path], log_path: Path, *, pool_tokens: int | None = None, say: Say | None = None
+) -> ServerProcess:
+    """A stand-in for SGLang on a free port, not started: `Tools.engine`, or another with its arguments."""
+    port = free_port()
+    return ServerProcess(
+        log_path.stem,
+        [*command, str(port), *([] if pool_tokens is None else [str(pool_tokens)])],
+        port=port,
+        env={},
+        log_path=log_path,
+        ready_path="/ready",
+        ready_seconds=10,
+        cwd=REPOSITORY,
+        say=say,
+    )
 
 
 def result(client: subprocess.Popen[bytes]) -> dict[str, Any]:

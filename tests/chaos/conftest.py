@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 import uvloop
 
-from tests.fakes import FakeServer
+from tests.fakes import FakeServer, fake_server
 from tests.load.vitals import open_sockets
 from tests.waiting import eventually
 
@@ -29,10 +29,6 @@ def _shared(one_vocabulary: None) -> None:
 async def fake() -> AsyncIterator[FakeServer]:
     """A server that runs. Afterwards no task, no connection and no socket may be left."""
     before = open_sockets(os.getpid())
-    server = await FakeServer().start()
-    yield server
-    await eventually(lambda: not server.open)
-    await server.stop()
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    assert not others, f"left behind: {others}"
+    async with fake_server() as server:
+        yield server
     await eventually(lambda: open_sockets(os.getpid()) <= before)

@@ -1,12 +1,11 @@
 """A fake SGLang, and the rule that no task outlives its test."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
-from tests.fakes import FakeServer
+from tests.fakes import FakeServer, fake_server
 from tests.proxies import Running, proxy_before
 from tests.raw_http import chat
 from tests.waiting import eventually
@@ -20,12 +19,8 @@ def _shared(one_vocabulary: None) -> None:
 @pytest_asyncio.fixture
 async def fake() -> AsyncIterator[FakeServer]:
     """A server that runs; afterwards no task and no connection may be left."""
-    server = await FakeServer().start()
-    yield server
-    await eventually(lambda: not server.open)
-    await server.stop()
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    assert not others, f"left behind: {others}"
+    async with fake_server() as server:
+        yield server
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -4,20 +4,12 @@ import asyncio
 
 import pytest
 
-from tests.fakes import FakeServer, Received, Wire, chat_stream
+from tests.fakes import FakeServer, chat_stream, short_stream
 from tests.proxies import Running
 from tests.raw_http import Connection, chat, request
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-async def stream(_: Received, wire: Wire) -> None:
-    """Answers any request with a short stream."""
-    await wire.begin()
-    for chunk in chat_stream(2):
-        await wire.chunk(chunk)
-    await wire.end()
 
 
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -71,7 +63,7 @@ async def test_who_expects_100_continue_gets_it_or_the_refusal(proxy: Running) -
 
 
 async def test_a_connection_serves_one_request_after_the_other(server: FakeServer, proxy: Running) -> None:
-    server.answer = stream
+    server.answer = short_stream
     async with await Connection.open(proxy.port) as connection:
         for number in range(20):
             if number % 3 == 2:
@@ -94,7 +86,7 @@ async def test_pipelined_requests_are_answered_in_order(server: FakeServer, prox
 
 
 async def test_who_pipelines_and_leaves_leaves_nothing_behind(server: FakeServer, proxy: Running) -> None:
-    server.answer = stream
+    server.answer = short_stream
     for reset in (False, True):
         connection = await Connection.open(proxy.port)
         await connection.send(request(chat(stream=True)) * 5)

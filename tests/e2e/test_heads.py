@@ -5,19 +5,11 @@ import asyncio
 import pytest
 
 from proxy.api import connection as connection_module
-from tests.fakes import FakeServer, Received, Wire, chat_stream
+from tests.fakes import FakeServer, Received, Wire, short_stream
 from tests.proxies import Running, proxy_before
 from tests.raw_http import Connection, chat, request
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-async def stream(_: Received, wire: Wire) -> None:
-    """Answers any request with a short stream."""
-    await wire.begin()
-    for chunk in chat_stream(2):
-        await wire.chunk(chunk)
-    await wire.end()
 
 
 async def test_headers_that_steer_the_engine_never_reach_it(server: FakeServer, proxy: Running) -> None:
@@ -132,7 +124,7 @@ async def test_a_slow_answer_is_not_taken_for_a_slow_head(
 
     async def answer(request: Received, wire: Wire) -> None:
         await asyncio.sleep(0.4)
-        await stream(request, wire)
+        await short_stream(request, wire)
 
     server.answer = answer
     assert (await proxy.ask(chat(stream=True))).whole

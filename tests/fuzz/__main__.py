@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.fuzz.mutate import case
 from tests.fuzz.run import SHOWN_PROBLEMS, fuzz
+from tests.load.process import say_at_once
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.only is not None:
         print(repr(case(chosen.seed, chosen.only))[:5000], flush=True)
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    verdict = asyncio.run(fuzz(numbers, chosen.seed, folder, lambda line: print(line, flush=True)))
+    verdict = asyncio.run(fuzz(numbers, chosen.seed, folder, say_at_once))
     print("\n".join(verdict.problems[:SHOWN_PROBLEMS]))
     counts = ", ".join(f"{status or 'none'}: {count:,}" for status, count in sorted(verdict.statuses.items()))
     print("the slowest: request {1} in {0:.1f} s".format(*verdict.slowest))

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from tests.load.crash import crash
 from tests.load.departures import departures
-from tests.load.figures import Row, Run, middle, table
+from tests.load.figures import Row, Run, all_hold, middle, table
 from tests.load.pictures import draw
+from tests.load.process import say_at_once
 from tests.load.proxy import REPOSITORY
 from tests.load.rivals import side_by_side, with_rivals
 from tests.load.runs import run_against, run_direct, run_proxied
@@ -56,17 +57,17 @@ def _run(name: str, folder: Path, chosen: argparse.Namespace) -> bool:
         rows = _play(SCENARIOS[name], engine, folder, chosen)
     else:
         with _server(engine, folder / "sglang.log") as server:
-            rows = FAULTS[name](server, engine, folder, _say, 1 if chosen.quick else FAULT_ROUNDS)
+            rows = FAULTS[name](server, engine, folder, say_at_once, 1 if chosen.quick else FAULT_ROUNDS)
     (folder / "table.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     if rows:
         print(f"\n{table(rows)}\n", flush=True)
-    return all(row.ok is not False for row in rows)
+    return all_hold(rows)
 
 
 def _play(scenario: Scenario, engine: Engine, folder: Path, chosen: argparse.Namespace) -> list[Row]:
     """All its ways as often as wanted; the table is empty where one of them was left out."""
     mix = _mix(engine, chosen)
-    _say(f"  {mix}")
+    say_at_once(f"  {mix}")
     wanted = with_rivals(scenario) if chosen.rivals else scenario
     ways = [way for way in wanted.ways if chosen.only in {None, way.name}]
     stage = _Stage(scenario, mix, folder, chosen)
@@ -80,9 +81,9 @@ def _play(scenario: Scenario, engine: Engine, folder: Path, chosen: argparse.Nam
     runs = {way.name: stage.runs[0][way.name] for way in order if way.name in stage.runs[0]}
     if len(runs) > 1:
         draw(runs, folder / "ttft.png", title=f"{scenario.name}: {scenario.summary}")
-        _say(f"\n{side_by_side(runs)}\n  picture: {folder / 'ttft.png'}")
+        say_at_once(f"\n{side_by_side(runs)}\n  picture: {folder / 'ttft.png'}")
     for name, run in runs.items() if chosen.only else ():
-        _say(f"  {name}: {run.summary()}")
+        say_at_once(f"  {name}: {run.summary()}")
     if any(way.name not in runs for way in scenario.ways):
         return []
     return [middle(same) for same in zip(*map(scenario.judge, stage.runs), strict=True)]
@@ -113,9 +114,9 @@ class _Stage:
             raise SystemExit(f"{way.name} is set against the run {missing}, which was left out") from None
         title = way.slug
         if not way.proxied:
-            run = run_direct(server, replace(workload, obey_retry_after=False), title=title, say=_say)
+            run = run_direct(server, replace(workload, obey_retry_after=False), title=title, say=say_at_once)
         elif self._chosen.proxy_url:
-            run = run_against(server, self._chosen.proxy_url, workload, title=title, say=_say)
+            run = run_against(server, self._chosen.proxy_url, workload, title=title, say=say_at_once)
         else:
             settings |= dict(pair.split("=", 1) for pair in self._chosen.env)
             run = run_proxied(
@@ -125,7 +126,7 @@ class _Stage:
                 log_path=part / f"{title}.log",
                 title=title,
                 decisions_path=part / f"{title}-decisions.jsonl" if self._scenario.decisions else None,
-                say=_say,
+                say=say_at_once,
             )
         run.write(part / f"{title}.json")
         runs[way.name] = run
@@ -167,10 +168,6 @@ def _engine(default: Engine, chosen: argparse.Namespace) -> Engine:
     engine = replace(default, **{name: value for name, value in given.items() if value is not None})
     engine = replace(engine, flags=(*engine.flags, *chosen.flag))
     return replace(engine, pace=None) if engine.pace == "none" else engine
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

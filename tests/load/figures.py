@@ -179,6 +179,11 @@ def middle(same: Sequence[Row]) -> Row:
     return min(same, key=lambda row: row.ok is not False)
 
 
+def all_hold(rows: Iterable[Row]) -> bool:
+    """Is nothing that is required missed?"""
+    return all(row.ok is not False for row in rows)
+
+
 def table(rows: Sequence[Row]) -> str:
     """Aligned columns, one line a row."""
     heads = ("figure", "direct", "proxied", "ratio", "required", "")

@@ -23,6 +23,11 @@ GROUP_FIELD, USER_FIELD, SYSTEM_FIELD = 2, 11, 12  # of /proc/PID/stat, counted 
 Say = Callable[[str], None]
 
 
+def say_at_once(line: str) -> None:
+    """Prints a line of progress; whoever waits sees it now."""
+    print(line, flush=True)
+
+
 class ServerFailed(RuntimeError):
     """A server ended, or was not ready in time; the text holds the end of its log."""
 
@@ -77,7 +82,7 @@ class ServerProcess:
         self._ready_url = self.base_url + ready_path
         self._ready_seconds = ready_seconds
         self._cwd = cwd
-        self._say = say or (lambda line: print(line, flush=True))
+        self._say = say or say_at_once
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -26,7 +26,9 @@ class ProxyServer(ServerProcess):
         log_path: Path,
         port: int | None = None,
         say: Say | None = None,
+        cwd: Path = REPOSITORY,
     ) -> None:
+        """`cwd`: the checkout that it is started from."""
         chosen = port or free_port()
         inherited = {name: "" for name in os.environ if name.startswith("PROXY_")}
         super().__init__(
@@ -37,7 +39,7 @@ class ProxyServer(ServerProcess):
             log_path=log_path,
             ready_path="/ready",
             ready_seconds=60,
-            cwd=REPOSITORY,
+            cwd=cwd,
             say=say,
         )
         for name in inherited:  # a developer's own settings must not colour a measurement

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.load.client import make_bodies, play
-from tests.load.figures import Row, inform, quantile, require, table
+from tests.load.figures import Row, all_hold, inform, quantile, require, table
 from tests.load.outcome import Outcome
-from tests.load.process import Say
+from tests.load.process import Say, say_at_once
 from tests.load.proxy import REPOSITORY, ProxyServer
 from tests.load.workload import Ask, Client, Workload, poisson_times
 from tests.soak.engines import SimulatedServer
@@ -148,9 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     folder = Path(chosen.out) / f"two-pools-{time.strftime('%Y%m%d-%H%M%S')}"
     folder.mkdir(parents=True)
-    rows = two_pools(chosen.seconds, chosen.seed, folder, lambda line: print(line, flush=True))
+    rows = two_pools(chosen.seconds, chosen.seed, folder, say_at_once)
     print(f"\n{table(rows)}\n\nlogs: {folder}", flush=True)
-    return 0 if all(row.ok is not False for row in rows) else 1
+    return 0 if all_hold(rows) else 1
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 from proxy.tokens.shape import Api
 from proxy.tokens.sizer import Sizer
 from tests.sglang.server import SGLangServer
+from tests.tokens.loaded import exact_sizer
 from tests.tokens.texts import texts
 
 REQUESTS = 500
@@ -23,10 +24,8 @@ Asked = tuple[Api, str, dict[str, Any]]
 
 @pytest.fixture
 async def sizer(server: SGLangServer) -> AsyncIterator[Sizer]:
-    sizer = Sizer(tokenizer_path=server.tokenizer_path)
-    await sizer.load()
-    yield sizer
-    sizer.close()
+    async with exact_sizer(server.tokenizer_path) as sizer:
+        yield sizer
 
 
 def mixed(count: int, seed: int) -> list[Asked]:

@@ -7,44 +7,38 @@ Short, long and giant prompts, bursts, clients that leave, slow readers, bad req
 killed and restarted, settings read again. Exit code 0 when every required figure holds, else 1.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.load.figures import table
-from tests.load.proxy import REPOSITORY
+from tests.load.figures import all_hold, table
+from tests.load.process import say_at_once
 from tests.load.scenario import STORY_POOL_TOKENS
-from tests.soak.engines import engine
+from tests.soak.engines import engine, options
 from tests.soak.run import soak
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code; raises what a broken server or install raises."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options("tests.soak", __doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--simulated", action="store_true", help="the built-in simulator instead of SGLang")
-    parser.add_argument("--speedup", type=float, default=4.0, help="divides the server's paced times")
-    parser.add_argument("--out", default=str(REPOSITORY / "out"), help="folder for logs")
     chosen = parser.parse_args(arguments)
     folder = Path(chosen.out) / f"soak-{time.strftime('%Y%m%d-%H%M%S')}"
     folder.mkdir(parents=True)
     print(f"logs: {folder}", flush=True)
     server = engine(
-        simulated=chosen.simulated, pool=STORY_POOL_TOKENS, speedup=chosen.speedup, folder=folder, say=_say
+        simulated=chosen.simulated,
+        pool=STORY_POOL_TOKENS,
+        speedup=chosen.speedup,
+        folder=folder,
+        say=say_at_once,
     )
     with server:
-        rows = soak(server, 60 * chosen.minutes, folder, chosen.seed, _say)
+        rows = soak(server, 60 * chosen.minutes, folder, chosen.seed, say_at_once)
     print(f"\n{table(rows)}\n", flush=True)
-    return 0 if all(row.ok is not False for row in rows) else 1
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+    return 0 if all_hold(rows) else 1
 
 
 if __name__ == "__main__":

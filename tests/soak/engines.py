@@ -1,5 +1,6 @@
 """The server under a soak: a real SGLang on this CPU, or the simulated one."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,17 @@ class RealServer(SGLangServer):
 
 
 Engine = SimulatedServer | RealServer
+
+
+def options(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """The command line of a run that `engine` serves."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--simulated", action="store_true", help="the built-in simulator instead of SGLang")
+    parser.add_argument("--speedup", type=float, default=4.0, help="divides the server's paced times")
+    parser.add_argument("--out", default=str(REPOSITORY / "out"), help="folder for logs")
+    return parser
 
 
 def engine(*, simulated: bool, pool: int, speedup: float, folder: Path, say: Say) -> Engine:

@@ -8,7 +8,6 @@ the server never had it: it was waiting in the proxy when the server died, or ca
 Exit code 0 when every required figure holds, else 1.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -19,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.load.client import ask
-from tests.load.figures import Row, inform, require, table
+from tests.load.figures import Row, all_hold, inform, require, table
 from tests.load.outcome import Outcome
-from tests.load.process import Say
-from tests.load.proxy import REPOSITORY, ProxyServer
+from tests.load.process import Say, say_at_once
+from tests.load.proxy import ProxyServer
 from tests.load.scenario import STORY_POOL_TOKENS
 from tests.load.workload import Ask
-from tests.soak.engines import Engine, engine
+from tests.soak.engines import Engine, engine, options
 from tests.soak.guests import Party
 from tests.soak.outages import Outage, outage
 
@@ -141,29 +140,22 @@ def _table(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code; raises what a broken server or install raises."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.soak.restarts",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = options("tests.soak.restarts", __doc__)
     parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--simulated", action="store_true", help="the built-in simulator instead of SGLang")
-    parser.add_argument("--speedup", type=float, default=4.0, help="divides the server's paced times")
-    parser.add_argument("--out", default=str(REPOSITORY / "out"), help="folder for logs")
     chosen = parser.parse_args(arguments)
     folder = Path(chosen.out) / f"restarts-{time.strftime('%Y%m%d-%H%M%S')}"
     folder.mkdir(parents=True)
     server = engine(
-        simulated=chosen.simulated, pool=STORY_POOL_TOKENS, speedup=chosen.speedup, folder=folder, say=_say
+        simulated=chosen.simulated,
+        pool=STORY_POOL_TOKENS,
+        speedup=chosen.speedup,
+        folder=folder,
+        say=say_at_once,
     )
     with server:
-        rows = restarts(server, chosen.times, folder, _say)
+        rows = restarts(server, chosen.times, folder, say_at_once)
     print(f"\n{table(rows)}\n\nlogs: {folder}", flush=True)
-    return 0 if all(row.ok is not False for row in rows) else 1
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+    return 0 if all_hold(rows) else 1
 
 
 if __name__ == "__main__":

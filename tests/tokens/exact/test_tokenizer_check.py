@@ -15,6 +15,7 @@ from proxy.tokens.sizer import Sizer
 from proxy.upstream.backend import Backend
 from proxy.upstream.sglang import ServerInfo
 from tests.tokens.exact.families import Model
+from tests.tokens.loaded import exact_sizer
 
 
 class Server:
@@ -42,10 +43,8 @@ class Server:
 
 @pytest.fixture
 async def sizer(model: Model) -> AsyncIterator[Sizer]:
-    sizer = Sizer(tokenizer_path=model.directory)
-    await sizer.load()
-    yield sizer
-    sizer.close()
+    async with exact_sizer(model.directory) as sizer:
+        yield sizer
 
 
 async def checked(sizer: Sizer, server: Any) -> TokenizerCheck:
