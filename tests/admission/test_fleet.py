@@ -125,9 +125,9 @@ def test_the_notes_say_what_a_walk_over_all_lines_would_find(seed: int, pools: i
 # --- the choice among many ------------------------------------------------------------------------
 
 
-def losses(make: Make, pools: int) -> list[float]:
+def losses(make: Make, pools: int, queued_each: int = 50) -> list[float]:
     """What each choice costs beside the best: 0 is the best pool, 1 the worst."""
-    fleet = CrowdedFleet(50 * pools, pools=pools, make=make)
+    fleet = CrowdedFleet(queued_each * pools, pools=pools, make=make)
     controller, found = fleet.controller, []
     for event in fleet.life(1000):
         if isinstance(event, Arrival):

@@ -14,7 +14,7 @@ from proxy.admission.refusal import Returns
 from proxy.admission.types import Arrival, Drain, Lane, PoolDown, PoolUp, Reason, Refuse, Request
 from proxy.api import answers
 from proxy.simulator.mixes import longs
-from proxy.simulator.records import Outcome, Record
+from proxy.simulator.records import Outcome, Record, Run
 from proxy.simulator.virtual import replay
 from proxy.simulator.workload import Client, Turn, Workload, fixed
 from proxy.tokens.shape import Api
@@ -83,14 +83,7 @@ def check_overload(make: Make, prompt_tokens: tuple[int, int], capacity: float, 
     """Three times what the server can do for a minute, then a third: who comes back then is served."""
     load = overload(prompt_tokens, capacity, seed)
     run = replay(load, machine(POOLS_TOKENS[1]), make(Limits()))
-    attempts = {(record.client, record.attempt): record for record in run.records}
-    back = [
-        again.outcome is Outcome.DONE
-        for record in run.records
-        if record.outcome is Outcome.REFUSED
-        and record.sent_at + (record.retry_after_seconds or 0.0) >= OVERLOAD_SECONDS
-        and (again := attempts.get((record.client, record.attempt + 1)))
-    ]
+    back = served_of_those_back(run)
     assert len(back) >= 5, "nobody is told to come back"
     assert fmean(back) >= 0.8, "most of those who come back are refused again"
     late = sum(record.reason == Reason.DEADLINE for record in run.records)
@@ -133,6 +126,18 @@ def overload(prompt_tokens: tuple[int, int], capacity: float, seed: int) -> Work
             ask = fixed("asking", name, dice.randint(*prompt_tokens), 200)
             clients.append(Client(name, (Turn(replace(ask, wait_limit_seconds=20.0)),), at, retries=30))
     return Workload("overload", tuple(clients))
+
+
+def served_of_those_back(run: Run) -> list[bool]:
+    """Of each that was told to come after the overload, and did: was it served then?"""
+    attempts = {(record.client, record.attempt): record for record in run.records}
+    return [
+        again.outcome is Outcome.DONE
+        for record in run.records
+        if record.outcome is Outcome.REFUSED
+        and record.sent_at + (record.retry_after_seconds or 0.0) >= OVERLOAD_SECONDS
+        and (again := attempts.get((record.client, record.attempt + 1)))
+    ]
 
 
 def ask_in_crowd(
